@@ -1,0 +1,81 @@
+"""Making batches on a thread of its own, one ahead of what is asked for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any
+
+
+@dataclass(frozen=True)
+class _Failure:
+    error: BaseException
+
+
+class _Channel:
+    """What the thread and its owner share."""
+
+    def __init__(self) -> None:
+        self.requests: SimpleQueue[None] = SimpleQueue()
+        self.batches: SimpleQueue[Any] = SimpleQueue()
+        self.stopped = threading.Event()
+
+
+class Ahead:
+    """Hands out what `make` returns, and has the next batch made meanwhile.
+
+    The thread lets an upstream that waits in Python (a network stream in an external source) overlap with
+    the downstream and the training step. It makes a batch only when asked to, so that an abandoned loop
+    leaves it idle, and it refers to nothing but `make`.
+    """
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+        self._channel = _Channel()
+        self._thread: threading.Thread | None = None
+
+    def next(self) -> Any:
+        """The next batch.
+
+        Raises:
+            Exception: what `make` raised, StopIteration included. The call after that starts anew.
+        """
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=_run,
+                args=(self._make, self._channel),
+                name="dali_echo-upstream",
+                daemon=True,
+            )
+            self._thread.start()
+            self._channel.requests.put(None)
+        batch = self._channel.batches.get()
+        self._channel.requests.put(None)
+        if isinstance(batch, _Failure):
+            self.stop()
+            raise batch.error
+        return batch
+
+    def stop(self) -> None:
+        """End the thread; a batch that is being made is lost, and waited for at most a second."""
+        if self._thread is None:
+            return
+        self._channel.stopped.set()
+        self._channel.requests.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout=1.0)
+        self._channel, self._thread = _Channel(), None
+
+
+def _run(make: Callable[[], Any], channel: _Channel) -> None:
+    while True:
+        channel.requests.get()
+        if channel.stopped.is_set():
+            return
+        try:
+            channel.batches.put(make())
+        except BaseException as error:
+            channel.batches.put(_Failure(error))
+            return

@@ -1,0 +1,137 @@
+"""Where epochs begin and end: in what the upstream reads, and in what the echo emits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+def ceil_div(a: int, b: int) -> int:
+    """a / b, rounded up."""
+    return -(-a // b)
+
+
+def shard_size(samples: int, shards: int, shard: int) -> int:
+    """Samples in one of `shards` shards, divided as DALI divides its readers."""
+    return samples * (shard + 1) // shards - samples * shard // shards
+
+
+@dataclass(frozen=True)
+class Reader:
+    """What DALI's `reader_meta` says of the reader that defines the epoch, for one pipeline."""
+
+    size: int
+    shards: int
+    shard: int
+    pads: bool
+    sticks: bool
+
+    @classmethod
+    def from_meta(cls, meta: Mapping[str, Any]) -> Reader:
+        return cls(
+            size=meta["epoch_size"],
+            shards=meta["number_of_shards"],
+            shard=meta["shard_id"],
+            pads=bool(meta["pad_last_batch"]),
+            sticks=bool(meta["stick_to_shard"]),
+        )
+
+    def shard_at(self, epoch: int) -> int:
+        """The shard that this pipeline reads in `epoch`."""
+        return self.shard if self.sticks else (self.shard + epoch) % self.shards
+
+    def samples(self, epoch: int) -> int:
+        """Samples that this pipeline reads in `epoch`, without the copies that pad its last batch."""
+        return shard_size(self.size, self.shards, self.shard_at(epoch))
+
+    def batches(self, batch_size: int) -> int:
+        """Batches of an epoch when the last one is padded: as many for every shard."""
+        return ceil_div(ceil_div(self.size, self.shards), batch_size)
+
+
+@dataclass(frozen=True)
+class Run:
+    """Consecutive fresh rows of one upstream batch: `count` of them, from number `index` of `epoch`."""
+
+    epoch: int
+    index: int
+    count: int
+
+
+class ReadPosition:
+    """Follows a reader through its epochs, batch by batch.
+
+    Without a reader (an external source, say) everything is epoch 0.
+    """
+
+    def __init__(self, reader: Reader | None, batch_size: int) -> None:
+        self._reader = reader
+        self._batch_size = batch_size
+        self.epoch = 0
+        self.index = 0
+
+    def advance(self, rows: int) -> list[Run]:
+        """Go on by one upstream batch; its rows beyond the runs returned are copies that pad it."""
+        runs = []
+        while True:
+            size = self._reader.samples(self.epoch) if self._reader else self.index + rows
+            count = max(0, min(rows, size - self.index))
+            if count:
+                runs.append(Run(self.epoch, self.index, count))
+            pads = self._reader is not None and self._reader.pads
+            self.index += rows if pads else count
+            rows -= count
+            if self._reader is None:
+                return runs
+            end = self._reader.batches(self._batch_size) * self._batch_size if pads else size
+            if self.index >= end:
+                self.epoch, self.index = self.epoch + 1, 0
+            if pads or rows == 0:
+                return runs
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Size of one emitted batch: `samples` that are drawn, then `copies` of the last one."""
+
+    samples: int
+    copies: int = 0
+
+
+class EmittedEpochs:
+    """Cuts the stream of emitted samples into batches, and its epochs into short or padded last ones.
+
+    Args:
+        batch_size: of full batches.
+        samples: the length of each epoch, or None for a stream of full batches without a boundary.
+        padded_batches: if given, every epoch is padded with copies to this many full batches, instead of
+            ending with a short one.
+    """
+
+    def __init__(
+        self,
+        batch_size: int,
+        samples: Callable[[int], int] | None = None,
+        padded_batches: Callable[[int], int] | None = None,
+    ) -> None:
+        self._batch_size = batch_size
+        self._samples = samples
+        self._padded_batches = padded_batches
+        self.epoch = 0
+        self.batch = 0
+
+    def next(self) -> Cut:
+        """The size of the next batch."""
+        if self._samples is None:
+            return Cut(self._batch_size)
+        size = self._samples(self.epoch)
+        samples = max(0, min(self._batch_size, size - self.batch * self._batch_size))
+        self.batch += 1
+        if self._padded_batches is not None:
+            copies, batches = self._batch_size - samples, self._padded_batches(self.epoch)
+        else:
+            copies, batches = 0, ceil_div(size, self._batch_size)
+        if self.batch >= batches:
+            self.epoch, self.batch = self.epoch + 1, 0
+        return Cut(samples, copies)

@@ -1,0 +1,62 @@
+"""How often each fresh item is used: a fixed number, or a schedule over the reader's epochs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Schedule: TypeAlias = "Callable[[int], float]"
+
+
+@dataclass(frozen=True)
+class Factor:
+    """A mean number of uses, constant or a function of the reader's epoch (counted from 0)."""
+
+    value: float | Schedule
+
+    def at(self, epoch: int) -> float:
+        """The mean number of uses of the items read in `epoch`."""
+        if not callable(self.value):
+            return self.value
+        return _check(self.value(epoch), f"the factor's schedule returned for epoch {epoch}:")
+
+    def uses(self, epoch: int, index: int, ordinal: int, count: int) -> NDArray[np.int64]:
+        """Planned uses of `count` items from the one that is `index` in its epoch and `ordinal` in all.
+
+        Each item gets the integer below or above the factor, by error diffusion: after n items of a
+        constant factor e, round(n * e) uses are planned; with a schedule, round(n * e) after n items of
+        an epoch, so that every epoch has the length that its factor says.
+        """
+        first = index if callable(self.value) else ordinal
+        planned = np.rint(np.arange(first, first + count + 1) * self.at(epoch))
+        return np.diff(planned).astype(np.int64)
+
+    def samples(self, epoch: int, size: int) -> int:
+        """Samples that `size` fresh ones of `epoch` become."""
+        return round(size * self.at(epoch))
+
+
+def parse_factor(value: Any) -> Factor:
+    """Check the `factor` argument of `echo`.
+
+    Raises:
+        TypeError: if it is neither a number nor callable.
+        ValueError: if it is below 1 or not finite.
+    """
+    return Factor(value if callable(value) else _check(value, "factor ="))
+
+
+def _check(value: Any, what: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+        raise TypeError(
+            f"{what} {value!r} is not a number; give the mean number of uses of each fresh item, "
+            f"such as 2 or 2.5, or a callable that returns it for an epoch"
+        )
+    if not math.isfinite(value) or value < 1:
+        raise ValueError(f"{what} {value!r} must be a finite number, at least 1 (1 means no echo)")
+    return float(value)

@@ -1,0 +1,126 @@
+"""Tracing a pipeline definition that holds marks into the stages between them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from nvidia.dali import fn
+from nvidia.dali.data_node import DataNode
+from nvidia.dali.pipeline import Pipeline
+from nvidia.dali.types import BatchInfo
+
+from dali_echo import bypass
+
+if TYPE_CHECKING:
+    from dali_echo.mark import Mark
+
+
+@dataclass(eq=False)
+class Joint:
+    """One mark in one trace: the nodes that enter it, and the external sources that stand for them after it.
+
+    `feed(position, info)` is set later, by the pipeline that replays, to give the batch of a node.
+    """
+
+    mark: Mark
+    inputs: tuple[DataNode, ...]
+    outputs: tuple[DataNode, ...] = ()
+    feed: Callable[[int, BatchInfo], Any] | None = None
+
+
+@dataclass
+class Trace:
+    """The marks met while a definition runs."""
+
+    joints: list[Joint] = field(default_factory=list)
+
+    def add(self, mark: Mark, inputs: tuple[DataNode, ...]) -> tuple[DataNode, ...]:
+        """Note a mark, and return the nodes that its definition goes on with."""
+        joint = Joint(mark, inputs)
+        joint.outputs = tuple(
+            fn.external_source(
+                source=_source(joint, position),
+                batch_info=True,
+                no_copy=True,
+                device=node.device,
+                name=f"{mark.name}[{position}]",
+            )
+            for position, node in enumerate(inputs)
+        )
+        self.joints.append(joint)
+        return joint.outputs
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A pipeline that ends where the next stage begins, and the joint that it begins with."""
+
+    pipeline: Pipeline
+    joint: Joint | None
+
+
+def current_trace() -> Trace | None:
+    """The trace of the definition that is running, if any."""
+    return _current.get()
+
+
+def split(define: Callable[[], Pipeline]) -> list[Stage]:
+    """Run a definition once for each of its stages, and keep in each run what belongs to that stage.
+
+    Args:
+        define: builds the pipeline of the whole definition, always in the same way.
+
+    Raises:
+        ValueError: if a value bypasses a mark, or a mark is not used.
+        RuntimeError: if the definition sets other marks when it runs again.
+    """
+    whole, joints = _trace(define)
+    owners = bypass.check(joints, whole._graph_out, whole._sinks)
+    stages: list[Stage] = []
+    for number in range(len(joints) + 1):
+        last = number == len(joints)
+        pipeline, marks = (whole, joints) if last else _trace(define)
+        if len(marks) != len(joints) or len(pipeline._sinks) != len(owners):
+            raise RuntimeError(
+                f"the pipeline definition set {len(joints)} marks when it ran first and {len(marks)} "
+                f"when it ran again: it must build the same graph each time"
+            )
+        if not last:
+            pipeline.set_outputs(*marks[number].inputs)
+        # An operator with side effects is kept by every trace; it must run in its own stage only.
+        pipeline._sinks = [
+            sink for sink, owner in zip(pipeline._sinks, owners, strict=True) if owner == number
+        ]
+        stages.append(Stage(pipeline, marks[number - 1] if number else None))
+    return stages
+
+
+def _source(joint: Joint, position: int) -> Callable[[BatchInfo], Any]:
+    def source(info: BatchInfo) -> Any:
+        if joint.feed is None:
+            raise RuntimeError(f"the mark {joint.mark.name!r} has nothing to replay from")
+        return joint.feed(position, info)
+
+    return source
+
+
+def _trace(define: Callable[[], Pipeline]) -> tuple[Pipeline, list[Joint]]:
+    with _tracing() as trace:
+        pipeline = define()
+    return pipeline, trace.joints
+
+
+@contextlib.contextmanager
+def _tracing() -> Iterator[Trace]:
+    token = _current.set(Trace())
+    try:
+        yield _current.get()  # type: ignore[misc]
+    finally:
+        _current.reset(token)
+
+
+_current: ContextVar[Trace | None] = ContextVar("dali_echo_trace", default=None)

@@ -1,0 +1,279 @@
+"""`pipeline_def` and `EchoPipeline`: DALI's own, with marks."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import secrets
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import nvidia.dali
+from nvidia.dali.pipeline import Pipeline
+
+from dali_echo.ahead import Ahead
+from dali_echo.bypass import writes_into
+from dali_echo.epochs import EmittedEpochs, Reader, ReadPosition, ceil_div, shard_size
+from dali_echo.graph import Joint, Stage, split
+from dali_echo.source import Fresh, Source
+from dali_echo.stats import EchoStats
+
+
+def pipeline_def(
+    fn: Callable[..., Any] | None = None,
+    *,
+    enable_conditionals: bool = False,
+    **pipeline_kwargs: Any,
+) -> Callable[..., Any]:
+    """`nvidia.dali.pipeline_def`, for definitions that hold `echo` marks.
+
+    Takes what DALI's decorator takes, and so does the factory that it makes. A definition with marks gives
+    an `EchoPipeline`; the definition runs once for each stage. A definition without one gives what DALI's
+    decorator gives.
+
+    Raises:
+        ValueError: when the pipeline is made, if a value reaches the outputs without passing a mark, or
+            for pipeline arguments that echo cannot work with.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Pipeline]:
+        dali_factory = nvidia.dali.pipeline_def(
+            function, enable_conditionals=enable_conditionals, **pipeline_kwargs
+        )
+
+        @functools.wraps(function)
+        def factory(*args: Any, **kwargs: Any) -> Pipeline:
+            return _join(split(lambda: dali_factory(*args, **kwargs)))
+
+        factory._is_pipeline_def = True  # type: ignore[attr-defined]  # as DALI marks its own
+        return factory
+
+    return decorate(fn) if fn else decorate
+
+
+class EchoPipeline(Pipeline):  # type: ignore[misc]
+    """A DALI pipeline that begins with an echo mark, and owns the pipeline before the mark.
+
+    It is run, iterated and measured like any other. `pipeline_def` makes it.
+    """
+
+    _upstream: Pipeline
+    _joint: Joint
+    _draw_seed: int
+    _ahead: Ahead
+    _emitted: EmittedEpochs | None
+    _source: Source | None
+    _delivered: list[EchoStats]
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> EchoPipeline:
+        raise TypeError("an EchoPipeline is made by a function decorated with dali_echo.pipeline_def")
+
+    @classmethod
+    def _from(cls, stage: Pipeline, upstream: Pipeline, joint: Joint, seed: int) -> EchoPipeline:
+        """Make an EchoPipeline of what DALI's decorator constructed, which is a Pipeline."""
+        stage.__class__ = cls
+        stage._upstream = upstream
+        stage._joint = joint
+        stage._draw_seed = seed
+        stage._ahead = Ahead(functools.partial(_run_upstream, upstream))
+        stage._emitted = None
+        stage._source = None
+        # DALI keeps the callback of an external source in a reference cycle. One that owned the upstream
+        # would let the garbage collector free it on a worker thread, which DALI answers with an abort.
+        this = weakref.ref(stage)
+        joint.feed = lambda position, info: this()._source.feed(position, info)
+        _alive.add(stage)
+        return stage
+
+    @property
+    def stages(self) -> list[Pipeline]:
+        """The chain of pipelines between the marks, from the one that reads to this one."""
+        upstream = self._upstream
+        return [*(upstream.stages if isinstance(upstream, EchoPipeline) else [upstream]), self]
+
+    def build(self) -> None:
+        """Build all stages. See `nvidia.dali.Pipeline.build`."""
+        if self._source is None:
+            self._upstream.build()
+            self._source = self._make_source()
+            self._delivered = self._source.history.popleft()
+        super().build()
+
+    def start_py_workers(self) -> None:
+        """See `nvidia.dali.Pipeline.start_py_workers`."""
+        self._upstream.start_py_workers()
+        super().start_py_workers()
+
+    def reader_meta(self, name: str | None = None) -> dict[str, Any]:
+        """As of `nvidia.dali.Pipeline`, of a reader before the mark, in samples after the mark.
+
+        The epoch is `factor` times as long, so that iterators made for DALI's readers measure it right.
+        With a factor that is a schedule, it is the length of the first epoch.
+        """
+        self.build()
+        meta = self._upstream.reader_meta(name)
+        return self._scale(meta) if name else {key: self._scale(m) for key, m in meta.items()}
+
+    def epoch_size(self, name: str | None = None) -> Any:
+        """As of `nvidia.dali.Pipeline`, in samples after the mark."""
+        meta = self.reader_meta(name)
+        if name:
+            return meta["epoch_size_padded"]
+        return {key: m["epoch_size_padded"] for key, m in meta.items()}
+
+    def epoch_samples(self, epoch: int) -> int:
+        """Samples that this pipeline emits in an epoch (counted from 0).
+
+        Where shards differ in size, all ranks emit the same number: over as many epochs as there are
+        shards, exactly as many as the fresh samples of all ranks give.
+
+        Raises:
+            ValueError: if there is no reader before the mark that could define an epoch.
+        """
+        self.build()
+        reader = self._reader()
+        if reader is None:
+            raise ValueError(
+                "no reader before the mark defines an epoch: iterate without reader_name, until the "
+                "source ends"
+            )
+        return shard_size(self._total(epoch, reader), reader.shards, epoch % reader.shards)
+
+    def cut(self, emitted: EmittedEpochs) -> None:
+        """Set the sizes of the batches to emit, which otherwise follow the reader's `pad_last_batch`.
+
+        Raises:
+            RuntimeError: if batches have been made already.
+        """
+        if self._source and self._source.started:
+            raise RuntimeError("the pipeline has begun to make batches: give the iterator a new pipeline")
+        self._emitted = emitted
+        if self._source:
+            self._source.emitted = emitted
+
+    def echo_stats(self) -> list[EchoStats]:
+        """What each mark has done up to the last batch delivered, in the order of the marks."""
+        self.build()
+        return self._delivered
+
+    def share_outputs(self, *args: Any, **kwargs: Any) -> Any:
+        """See `nvidia.dali.Pipeline.share_outputs`."""
+        return self._deliver(super().share_outputs(*args, **kwargs))
+
+    def outputs(self, *args: Any, **kwargs: Any) -> Any:
+        """See `nvidia.dali.Pipeline.outputs`."""
+        return self._deliver(super().outputs(*args, **kwargs))
+
+    def reset(self) -> None:
+        """Start again after the end of the data. See `nvidia.dali.Pipeline.reset`."""
+        if self._last_iter and self._source:
+            self._upstream.reset()
+            self._source.restart()
+        super().reset()
+
+    def _shutdown(self) -> None:
+        # The thread must not be running a pipeline that is being taken down.
+        self._ahead.stop()
+        super()._shutdown()
+
+    def _deliver(self, outputs: Any) -> Any:
+        self._delivered = self._source.history.popleft()  # type: ignore[union-attr]
+        return outputs
+
+    def _make_source(self) -> Source:
+        reader = self._reader()
+        return Source(
+            mark=self._joint.mark,
+            upstream=self._ahead,
+            position=ReadPosition(reader, self.max_batch_size),
+            emitted=self._emitted or self._padded_like(reader),
+            batch_size=self.max_batch_size,
+            seed=self._draw_seed,
+            private=writes_into(self._joint.outputs, [*self._graph_out, *self._sinks]),
+        )
+
+    def _reader(self) -> Reader | None:
+        """The reader that defines the epoch, if there is one."""
+        for meta in self._upstream.reader_meta().values():
+            reader = Reader.from_meta(meta)
+            # What an earlier mark emits to this one is an unbroken stream.
+            return replace(reader, pads=reader.pads and not isinstance(self._upstream, EchoPipeline))
+        return None
+
+    def _total(self, epoch: int, reader: Reader) -> int:
+        return self._joint.mark.factor.samples(epoch, reader.size)
+
+    def _padded_like(self, reader: Reader | None) -> EmittedEpochs:
+        if reader is None or not reader.pads:
+            return EmittedEpochs(self.max_batch_size)
+
+        def scaled(epoch: int) -> Reader:
+            return replace(reader, size=self._total(epoch, reader))
+
+        return EmittedEpochs(
+            self.max_batch_size,
+            samples=lambda epoch: scaled(epoch).samples(epoch),
+            padded_batches=lambda epoch: scaled(epoch).batches(self.max_batch_size),
+        )
+
+    def _scale(self, meta: dict[str, Any]) -> dict[str, Any]:
+        size = self._joint.mark.factor.samples(0, meta["epoch_size"])
+        padded = size
+        if meta["epoch_size_padded"] != meta["epoch_size"]:
+            padded = ceil_div(size, meta["number_of_shards"]) * meta["number_of_shards"]
+        return {**meta, "epoch_size": size, "epoch_size_padded": padded}
+
+
+def _join(stages: list[Stage]) -> Pipeline:
+    """Chain the stages of a definition."""
+    pipeline = stages[0].pipeline
+    if len(stages) == 1:
+        return pipeline
+    seed = pipeline.seed if pipeline.seed is not None else secrets.randbits(31)
+    for number, stage in enumerate(stages):
+        _prepare(stage.pipeline, stages[-1].pipeline)
+        # By default DALI deals the seeds of operators from the pipeline's, in order: with one seed for all
+        # stages, random operators before and after a mark would be the same stream.
+        stage.pipeline._seed = _derive(seed, number) if number else seed
+        if stage.joint is None:
+            continue
+        mark = stage.joint.mark
+        draw_seed = _derive(seed, number, 1) if mark.seed is None else mark.seed
+        if isinstance(pipeline, EchoPipeline):
+            pipeline.cut(EmittedEpochs(pipeline.max_batch_size))
+        pipeline = EchoPipeline._from(stage.pipeline, pipeline, stage.joint, draw_seed)
+    return pipeline
+
+
+def _prepare(pipeline: Pipeline, last: Pipeline) -> None:
+    """Check what marks need of a stage's pipeline, and keep what describes the outputs for the last."""
+    if not pipeline.exec_dynamic:
+        raise ValueError(
+            "echo holds outputs of the pipeline before the mark, which only DALI's default executor "
+            "allows: leave out exec_async=False, exec_pipelined=False, exec_dynamic=False and separate "
+            f"queue sizes (prefetch_queue_depth = {pipeline.prefetch_queue_depth!r})"
+        )
+    if pipeline is not last:
+        pipeline._output_dtype = pipeline._output_ndim = pipeline._output_layout = None
+
+
+def _derive(seed: int, *path: int) -> int:
+    return int(np.random.SeedSequence([seed, *path]).generate_state(1, np.uint32)[0])
+
+
+def _run_upstream(pipeline: Pipeline) -> Fresh:
+    outputs = pipeline.run()
+    return Fresh(outputs, pipeline.echo_stats() if isinstance(pipeline, EchoPipeline) else [])
+
+
+_alive: weakref.WeakSet[EchoPipeline] = weakref.WeakSet()
+
+
+# Runs before DALI takes its pipelines down in no particular order, since DALI registered first.
+@atexit.register
+def _shutdown_in_order() -> None:
+    for pipeline in list(_alive):
+        pipeline._shutdown()

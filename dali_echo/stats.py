@@ -1,0 +1,26 @@
+"""What a mark has done, as counted by the pipeline itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class EchoStats:
+    """Counts and times of one mark, up to the last batch that the pipeline has delivered.
+
+    What the pipeline has prepared ahead of the trainer is not in them.
+    """
+
+    name: str
+    """The mark's name."""
+    fresh: int
+    """Samples taken from the upstream. The copies with which a reader pads its last batch do not count."""
+    emitted: int
+    """Uses of them in the batches delivered; copies that pad a batch do not count."""
+    factor: float
+    """Mean number of uses of the items that are read at present."""
+    live_samples: int
+    """Samples in the buffer that have uses left."""
+    upstream_wait_s: float
+    """Seconds for which the draws of these batches waited for the upstream."""
