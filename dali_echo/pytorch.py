@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,26 +21,26 @@ class EchoIterator:
     """Iterates over a pipeline, epoch by epoch.
 
     `for batch in iterator:` runs one epoch, and the next such loop the next one. A loop that was left
-    early is continued. An epoch is `factor` times the reader's epoch, and uses of its samples that are
-    still due carry over into the next.
+    early is continued. An epoch is `factor` times the reader's, and uses that its samples still have
+    left carry over into the next.
 
     Args:
         pipeline: made by `dali_echo.pipeline_def`, with or without a mark, and not run before.
         output_map: a name for each of the pipeline's outputs.
         reader_name: of the reader that defines the epoch. Without it one loop runs to the end of the data,
             for a source that ends, and there is no `len`.
-        last_batch_policy: what becomes of the samples at the end of an epoch that fill no batch. With a
-            mark, none is lost: FILL goes on with samples of the next epoch, or copies of the last sample
-            if the reader has pad_last_batch; PARTIAL ends with a short batch; DROP leaves them to the
-            next epoch. All ranks get the same number of batches. Without a mark, as DALI has it.
+        last_batch_policy: what becomes of the samples at the end of an epoch that do not fill a batch.
+            With a mark none is lost, and every rank gets as many batches: FILL goes on with samples of
+            the next epoch, or with copies of the last sample if the reader has `pad_last_batch`; PARTIAL
+            ends with a short batch; DROP leaves them to the next epoch. Without a mark, as DALI has it.
 
     Yields:
-        The outputs by name, as dense tensors of shape (batch, …) on the device of the output. They
-        are the caller's own to change.
+        The outputs by name, as dense tensors of shape (batch, …) on the device of the output. They are the
+        caller's own to change.
 
     Raises:
-        ValueError: for output names that are not distinct or not one for each output, and for outputs
-            whose samples differ in shape.
+        ValueError: for names that are not one for each output, and for an output whose samples differ in
+            shape.
     """
 
     def __init__(
@@ -51,80 +51,131 @@ class EchoIterator:
         reader_name: str | None = None,
         last_batch_policy: LastBatchPolicy = LastBatchPolicy.FILL,
     ) -> None:
-        self._names = _check_names(output_map, pipeline)
-        self._pipeline = pipeline
-        self._plain: Iterator[list[Batch]] | None = None
-        if not isinstance(pipeline, EchoPipeline):
-            self._plain = DALIGenericIterator(
-                pipeline,
-                self._names,
-                reader_name=reader_name,
-                last_batch_policy=last_batch_policy,
-                auto_reset=True,
+        names = list(output_map)
+        pipeline.build()
+        if isinstance(output_map, str) or not len(set(names)) == len(names) == pipeline.num_outputs:
+            raise ValueError(
+                f"output_map = {output_map!r} must be a list of different names, one for each of the "
+                f"pipeline's {pipeline.num_outputs} outputs"
             )
-            return
-        self._has_epochs = reader_name is not None
-        self._policy = last_batch_policy
-        self._epoch = 0
-        self._emitted = 0
-        self._left: int | None = None
-        self._scheduled = False
-        if reader_name is not None:
-            self._pads = bool(pipeline.reader_meta(reader_name)["pad_last_batch"])
-            if last_batch_policy == LastBatchPolicy.PARTIAL:
-                pipeline.cut(EmittedEpochs(pipeline.max_batch_size, pipeline.epoch_samples))
-            elif last_batch_policy == LastBatchPolicy.DROP:
-                pipeline.cut(EmittedEpochs(pipeline.max_batch_size))
+        if not isinstance(last_batch_policy, LastBatchPolicy):
+            raise TypeError(
+                f"last_batch_policy = {last_batch_policy!r} must be a member of "
+                f"nvidia.dali.plugin.base_iterator.LastBatchPolicy"
+            )
+        readers = pipeline.reader_meta()
+        if reader_name is not None and reader_name not in readers:
+            raise ValueError(f"reader_name = {reader_name!r} is not among {sorted(readers)}")
+        kind = _EchoedEpochs if isinstance(pipeline, EchoPipeline) else _PlainEpochs
+        self._epochs = kind(pipeline, names, reader_name, last_batch_policy)
+        self._pipeline = pipeline
 
     @property
     def stats(self) -> list[EchoStats]:
-        """`EchoPipeline.echo_stats()`, up to the last batch yielded; empty without a mark."""
-        return self._pipeline.echo_stats() if self._plain is None else []
+        """`EchoPipeline.echo_stats()` as of the last batch yielded; empty without a mark."""
+        return self._pipeline.echo_stats() if isinstance(self._pipeline, EchoPipeline) else []
 
     def __len__(self) -> int:
         """Batches of the epoch that is under way, or else of the next one."""
-        if self._plain is not None:
-            return len(self._plain)  # type: ignore[arg-type]
-        if not self._has_epochs:
-            raise TypeError("EchoIterator without reader_name has no len: give the name of the reader")
-        return self._batches_in_epoch()
+        return len(self._epochs)
 
     def __iter__(self) -> EchoIterator:
-        if self._plain is not None:
-            iter(self._plain)
-        elif self._left is None:
-            self._left = self._batches_in_epoch() if self._has_epochs else -1
+        iter(self._epochs)
         return self
 
     def __next__(self) -> Batch:
-        if self._plain is not None:
-            return next(self._plain)[0]
-        if self._left is None:
-            iter(self)
-        if self._left == 0:
-            self._end_epoch()
+        return next(self._epochs)
+
+
+class _PlainEpochs(DALIGenericIterator):  # type: ignore[misc]
+    """DALI's iterator over a pipeline without a mark."""
+
+    def __init__(
+        self, pipeline: Pipeline, names: list[str], reader: str | None, policy: LastBatchPolicy
+    ) -> None:
+        super().__init__(
+            pipeline, names, reader_name=reader, last_batch_policy=policy, auto_reset=True
+        )
+
+    def __next__(self) -> Batch:
+        batch: Batch = super().__next__()[0]
+        return batch
+
+
+class _EchoedEpochs:
+    """The epochs of an EchoPipeline."""
+
+    def __init__(
+        self, pipeline: EchoPipeline, names: list[str], reader: str | None, policy: LastBatchPolicy
+    ) -> None:
+        self._pipeline = pipeline
+        self._names = names
+        self._endless = reader is None
+        self._epoch = 0
+        self._yielded = 0
+        self._ahead = 0
+        self._under_way = False
+        self._scheduled = False
+        pads = reader is not None and pipeline.reader_meta(reader)["pad_last_batch"]
+        self._reads_on = policy == LastBatchPolicy.FILL and not pads
+        self._drops = policy == LastBatchPolicy.DROP
+        size = pipeline.max_batch_size
+        if self._endless or self._drops:
+            pipeline.cut(EmittedEpochs(size))
+        elif policy == LastBatchPolicy.PARTIAL:
+            pipeline.cut(EmittedEpochs(size, pipeline.epoch_samples))
+
+    def __len__(self) -> int:
+        if self._endless:
+            raise TypeError("EchoIterator has no len without reader_name: give the name of the reader")
+        samples = self._pipeline.epoch_samples(self._epoch)
+        size = self._pipeline.max_batch_size
+        if self._drops:
+            return samples // size
+        # A batch that read on into this epoch has been counted for the one before.
+        return max(1, ceil_div(samples - self._ahead, size))
+
+    def __iter__(self) -> _EchoedEpochs:
+        self._under_way = True
+        return self
+
+    def __next__(self) -> Batch:
+        if not self._endless and self._yielded == len(self):
+            if self._under_way:
+                self._end_epoch()
             raise StopIteration
+        self._under_way = True
         if not self._scheduled:
             self._pipeline.schedule_run()
             self._scheduled = True
         try:
             outputs = self._pipeline.share_outputs()
         except StopIteration:
-            self._left, self._scheduled = None, False
             self._pipeline.reset()
+            self._scheduled = False
             raise
-        batch = {n: _to_torch(n, o) for n, o in zip(self._names, outputs, strict=True)}
+        batch = {
+            name: _to_torch(name, output)
+            for name, output in zip(self._names, outputs, strict=True)
+        }
         self._pipeline.release_outputs()
         self._pipeline.schedule_run()
-        self._left -= 1  # type: ignore[operator]
-        self._emitted += len(outputs[0])
+        self._yielded += 1
         return batch
 
-    def _batches_in_epoch(self) -> int:
-        samples = self._pipeline.epoch_samples(self._epoch)
-        size = self._pipeline.max_batch_size
-        if self._policy == LastBatchPolicy.DROP:
-            return int(samples // size)
-        if self._policy == LastBatchPolicy.FILL and not self._pads:
-            ahead = self._emitted_before_epoch - sum
-        return ceil_div(samples, size)
+    def _end_epoch(self) -> None:
+        if self._reads_on:
+            read = self._yielded * self._pipeline.max_batch_size
+            self._ahead += read - self._pipeline.epoch_samples(self._epoch)
+        self._epoch += 1
+        self._yielded = 0
+
+
+def _to_torch(name: str, output: Any) -> torch.Tensor:
+    if not output.is_dense_tensor() and len({tuple(s) for s in output.shape()}) > 1:
+        shapes = sorted({tuple(s) for s in output.shape()})
+        raise ValueError(
+            f"the samples of output {name!r} differ in shape, such as {shapes[0]} and {shapes[-1]}, and do "
+            f"not make a tensor: resize, crop or pad them to one shape in the pipeline"
+        )
+    return torch.from_dlpack(output.as_tensor())
