@@ -21,9 +21,7 @@ _DATA_SOURCE = re.compile(r"(^|__)(readers|inputs)__|Reader$|^ExternalSource$")
 _SIDE_EFFECTS = re.compile(r"PythonFunction|NumbaFunc")
 
 
-def check(
-    joints: Sequence[Joint], outputs: Sequence[Any], sinks: Sequence[DataNode]
-) -> list[int]:
+def check(joints: Sequence[Joint], outputs: Sequence[Any], sinks: Sequence[DataNode]) -> list[int]:
     """Check every stage of one trace, and tell which stage owns each operator with side effects.
 
     Raises:
@@ -98,9 +96,7 @@ def _refuse_bypass(
         )
 
 
-def _upstream_of(
-    nodes: Iterable[Any], stand_ins: dict[int, int]
-) -> tuple[list[Any], set[int]]:
+def _upstream_of(nodes: Iterable[Any], stand_ins: dict[int, int]) -> tuple[list[Any], set[int]]:
     """The operators that `nodes` depend on up to the marks, and the indices of those marks."""
     operators: dict[int, Any] = {}
     marks: set[int] = set()

@@ -29,6 +29,7 @@ class Reader:
 
     @classmethod
     def from_meta(cls, meta: Mapping[str, Any]) -> Reader:
+        """Of one reader's entry in `Pipeline.reader_meta()`."""
         return cls(
             size=meta["epoch_size"],
             shards=meta["number_of_shards"],

@@ -34,7 +34,8 @@ class Factor:
         """
         first = index if callable(self.value) else ordinal
         planned = np.rint(np.arange(first, first + count + 1) * self.at(epoch))
-        return np.diff(planned).astype(np.int64)
+        uses: NDArray[np.int64] = np.diff(planned).astype(np.int64)
+        return uses
 
     def samples(self, epoch: int, size: int) -> int:
         """Samples that `size` fresh ones of `epoch` become."""

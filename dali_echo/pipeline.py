@@ -8,7 +8,7 @@ import secrets
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import nvidia.dali
@@ -69,6 +69,7 @@ class EchoPipeline(Pipeline):  # type: ignore[misc]
     _delivered: list[EchoStats]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> EchoPipeline:
+        """Not to be called."""
         raise TypeError("an EchoPipeline is made by a function decorated with dali_echo.pipeline_def")
 
     @classmethod
@@ -83,10 +84,10 @@ class EchoPipeline(Pipeline):  # type: ignore[misc]
         stage._source = None
         # DALI keeps the callback of an external source in a reference cycle. One that owned the upstream
         # would let the garbage collector free it on a worker thread, which DALI answers with an abort.
-        this = weakref.ref(stage)
+        this: Callable[[], Any] = weakref.ref(stage)
         joint.feed = lambda position, info: this()._source.feed(position, info)
         _alive.add(stage)
-        return stage
+        return cast(EchoPipeline, stage)
 
     @property
     def stages(self) -> list[Pipeline]:

@@ -93,9 +93,7 @@ class _PlainEpochs(DALIGenericIterator):  # type: ignore[misc]
     def __init__(
         self, pipeline: Pipeline, names: list[str], reader: str | None, policy: LastBatchPolicy
     ) -> None:
-        super().__init__(
-            pipeline, names, reader_name=reader, last_batch_policy=policy, auto_reset=True
-        )
+        super().__init__(pipeline, names, reader_name=reader, last_batch_policy=policy, auto_reset=True)
 
     def __next__(self) -> Batch:
         batch: Batch = super().__next__()[0]
@@ -131,7 +129,7 @@ class _EchoedEpochs:
         samples = self._pipeline.epoch_samples(self._epoch)
         size = self._pipeline.max_batch_size
         if self._drops:
-            return samples // size
+            return int(samples // size)
         # A batch that read on into this epoch has been counted for the one before.
         return max(1, ceil_div(samples - self._ahead, size))
 
@@ -154,10 +152,7 @@ class _EchoedEpochs:
             self._pipeline.reset()
             self._scheduled = False
             raise
-        batch = {
-            name: _to_torch(name, output)
-            for name, output in zip(self._names, outputs, strict=True)
-        }
+        batch = {name: _to_torch(name, output) for name, output in zip(self._names, outputs, strict=True)}
         self._pipeline.release_outputs()
         self._pipeline.schedule_run()
         self._yielded += 1
@@ -178,4 +173,4 @@ def _to_torch(name: str, output: Any) -> torch.Tensor:
             f"the samples of output {name!r} differ in shape, such as {shapes[0]} and {shapes[-1]}, and do "
             f"not make a tensor: resize, crop or pad them to one shape in the pipeline"
         )
-    return torch.from_dlpack(output.as_tensor())
+    return torch.utils.dlpack.from_dlpack(output.as_tensor())

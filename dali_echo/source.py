@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from nvidia.dali.backend import TensorListCPU, TensorListGPU
 from nvidia.dali.types import BatchInfo
-from numpy.typing import NDArray
 
 from dali_echo.ahead import Ahead
 from dali_echo.buffer import EchoBuffer
@@ -73,7 +73,7 @@ class Source:
         self._last: Sample | None = None
         self._upstream_stats: list[EchoStats] = []
         self.history = deque([self._stats()])
-        """The statistics of all marks before the first batch, and after each one that is not yet delivered."""
+        """The statistics of all marks before the first batch, and after each one not yet delivered."""
 
     def feed(self, position: int, info: BatchInfo) -> Any:
         """The batch of one node. The first node that asks makes the draw for all of them."""
