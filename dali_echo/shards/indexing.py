@@ -64,7 +64,7 @@ def shard_index(shard: Path) -> ShardIndex:
     with shard.open("rb") as file:
         status = os.fstat(file.fileno())
         identity = (str(shard.resolve()), status.st_size, status.st_mtime_ns, _VERSION)
-        name = hashlib.sha256(repr(identity).encode("utf-8", "surrogateescape")).hexdigest()
+        name = hashlib.sha256(repr(identity).encode()).hexdigest()
         folder = _cache_folder()
         index_file, summary_file = folder / f"{name}.idx", folder / f"{name}.json"
         try:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from nvidia.dali import fn
+from nvidia.dali.data_node import DataNode
 
 # What WebDataset documents as decoded to an integer.
 _EXTENSIONS = frozenset({"class", "cls", "cls2", "count", "id", "index", "inx"})
@@ -31,7 +31,7 @@ def parse(text: bytes) -> int:
     return number
 
 
-def decode(text: Any) -> Any:
+def decode(text: DataNode) -> DataNode:
     """Turn a node of ASCII text, uint8 of shape (length,), into int64 numbers of shape ()."""
     return fn.python_function(text, function=_decode_batch, batch_processing=True)
 

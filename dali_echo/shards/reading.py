@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from nvidia.dali import fn
+from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import do_not_convert
 
 from dali_echo.shards import labels
@@ -15,7 +16,7 @@ from dali_echo.shards.indexing import ShardIndex, escape, shard_index
 from dali_echo.shards.locating import local_paths
 
 
-@do_not_convert  # type: ignore[untyped-decorator]
+@do_not_convert
 def read(
     urls: str | Path | Iterable[str | Path],
     ext: str | Sequence[str],
@@ -67,7 +68,7 @@ def read(
     for shard in shards:
         _check(shard, outputs)
     shard_id, num_shards = _part(shard_id, num_shards, sum(shard.samples for shard in shards))
-    nodes = fn.readers.webdataset(
+    components = fn.readers.webdataset(
         name=name,
         paths=[str(shard.shard) for shard in shards],
         index_paths=[str(shard.file) for shard in shards],
@@ -83,10 +84,10 @@ def read(
         num_shards=num_shards,
         pad_last_batch=pad_last_batch,
     )
-    nodes = [nodes] if len(outputs) == 1 else nodes
+    nodes = [components] if len(outputs) == 1 else components
     decoded = tuple(
         labels.decode(node) if _is_label(output) else node
-        for node, output in zip(nodes, outputs, strict=True)
+        for node, output in zip(cast(Sequence[DataNode], nodes), outputs, strict=True)
     )
     return decoded[0] if isinstance(ext, str) else decoded
 

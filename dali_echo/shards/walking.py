@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-# Writers fill the last record of a tar with zeros: 10 kB by default, and hardly ever more than this.
+# Writers fill the last record of a tar with zeros: 10 kB by default, hardly ever more than this.
 _TAIL = 1 << 20
 
 
@@ -73,7 +73,6 @@ def _members(path: Path, file: BinaryIO) -> Iterator[tarfile.TarInfo]:
     try:
         with tarfile.open(fileobj=file, mode="r:", encoding="utf-8") as tar:
             while (info := tar.next()) is not None:
-                tar.members = []  # or the archive keeps every header until it is closed
                 yield info
             end = tar.offset
     except (tarfile.TarError, OSError, ValueError) as error:
