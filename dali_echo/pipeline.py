@@ -189,6 +189,7 @@ class EchoPipeline(Pipeline):  # type: ignore[misc]
         return Source(
             mark=self._joint.mark,
             upstream=self._ahead,
+            upstream_stats=_stats_of(self._upstream),
             position=ReadPosition(reader, self.max_batch_size),
             emitted=self._emitted or self._padded_like(reader),
             batch_size=self.max_batch_size,
@@ -267,7 +268,11 @@ def _derive(seed: int, *path: int) -> int:
 
 def _run_upstream(pipeline: Pipeline) -> Fresh:
     outputs = pipeline.run()
-    return Fresh(outputs, pipeline.echo_stats() if isinstance(pipeline, EchoPipeline) else [])
+    return Fresh(outputs, _stats_of(pipeline))
+
+
+def _stats_of(pipeline: Pipeline) -> list[EchoStats]:
+    return pipeline.echo_stats() if isinstance(pipeline, EchoPipeline) else []
 
 
 _alive: weakref.WeakSet[EchoPipeline] = weakref.WeakSet()

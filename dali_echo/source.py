@@ -37,6 +37,7 @@ class Source:
     Args:
         mark: what to do.
         upstream: makes the `Fresh` batches.
+        upstream_stats: of the marks further up, before the first batch.
         position: of the upstream in its epochs.
         emitted: the sizes of the batches to emit.
         batch_size: of both pipelines.
@@ -49,6 +50,7 @@ class Source:
         self,
         mark: Mark,
         upstream: Ahead,
+        upstream_stats: list[EchoStats],
         position: ReadPosition,
         emitted: EmittedEpochs,
         batch_size: int,
@@ -71,7 +73,7 @@ class Source:
         self._request: tuple[int, int] | None = None
         self._batch: list[Any] = []
         self._last: Sample | None = None
-        self._upstream_stats: list[EchoStats] = []
+        self._upstream_stats = upstream_stats
         self.history = deque([self._stats()])
         """The statistics of all marks before the first batch, and after each one not yet delivered."""
 
