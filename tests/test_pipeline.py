@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import subprocess
 import sys
 import threading
@@ -106,7 +107,7 @@ def test_a_batch_that_repeats_follows_itself(shards: Sequence[str]) -> None:
 def test_a_buffer_of_batches_spreads_them(shards: Sequence[str]) -> None:
     batches = run(echoed(shards, None, {"factor": 3, "unit": "batch", "shuffle_buffer": 6}), 60)
     firsts = [batch[0][2] for batch in batches]
-    assert sum(a == b for a, b in zip(firsts, firsts[1:], strict=False)) < 15
+    assert sum(a == b for a, b in itertools.pairwise(firsts)) < 15
     assert max(Counter(firsts).values()) == 3
 
 

@@ -107,9 +107,7 @@ def _text(found: Iterable[Sample]) -> str:
 
 def escape(name: str) -> str:
     """Percent-encode white space, which separates the fields of an index, and the sign itself."""
-    return re.sub(
-        r"[\s%]", lambda match: "".join(f"%{byte:02X}" for byte in match[0].encode()), name
-    )
+    return re.sub(r"[\s%]", lambda match: "".join(f"%{byte:02X}" for byte in match[0].encode()), name)
 
 
 def _layouts(found: Iterable[Sample]) -> list[tuple[list[str], str]]:
@@ -132,7 +130,7 @@ def _odd_labels(found: Iterable[Sample], file: BinaryIO) -> dict[str, tuple[str,
                     raise ValueError(f"{part.size} bytes")
                 labels.parse(text)
             except ValueError:
-                odd[extension] = (sample.key, text[:60].decode("ascii", "backslashreplace"))
+                odd[extension] = (sample.key, text[:60].decode("latin-1"))
     return odd
 
 

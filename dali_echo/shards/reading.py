@@ -16,7 +16,7 @@ from dali_echo.shards.indexing import ShardIndex, escape, shard_index
 from dali_echo.shards.locating import local_paths
 
 
-@do_not_convert
+@do_not_convert  # type: ignore[untyped-decorator]
 def read(
     urls: str | Path | Iterable[str | Path],
     ext: str | Sequence[str],
@@ -117,7 +117,7 @@ def _check(shard: ShardIndex, outputs: list[list[str]]) -> None:
         if odd and _is_label(output):
             key, text = shard.not_integer[odd[0]]
             raise ValueError(
-                f"{shard.shard}: sample {key!r} has the text {text!r} in its label {odd[0]!r}, "
+                f"{shard.shard}: sample {key!r} has the text {text!a} in its label {odd[0]!r}, "
                 "which is no int64 number. Write a number there, or give the component an "
                 "extension that is not a label's, such as 'txt', to read it as bytes"
             )

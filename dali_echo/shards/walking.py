@@ -85,6 +85,7 @@ def _members(path: Path, file: BinaryIO) -> Iterator[tarfile.TarInfo]:
     file.seek(end)
     if file.read(_TAIL).strip(b"\0"):
         raise ValueError(
-            f"{path}: the archive ends at byte {end} but data follows: a damaged member header, or "
-            "several tars in one file. Write the shard again; join tars with `tar --concatenate`"
+            f"{path}: the archive ends at byte {end} but data follows: a damaged or cut-off member "
+            "header, or several tars in one file. Write the shard again; join tars with "
+            "`tar --concatenate`"
         )
