@@ -17,7 +17,6 @@ from dali_echo.shards.locating import local_paths
 from dali_echo.shards.walking import Sample, samples
 
 _VERSION = 1  # of what is cached: raise it whenever an older cache would be wrong
-_LONGEST_LABEL = 4096  # bytes
 
 
 @dataclass(frozen=True)
@@ -83,15 +82,7 @@ def shard_index(shard: Path) -> ShardIndex:
 
 
 def _cache_folder() -> Path:
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "dali_echo/index"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OSError(
-            f"index files of shards cannot be kept in {folder} ({error.strerror}): "
-            "set XDG_CACHE_HOME to a folder that can be written"
-        ) from error
-    return folder
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "dali_echo/index"
 
 
 def _text(found: Iterable[Sample]) -> str:
@@ -124,10 +115,8 @@ def _odd_labels(found: Iterable[Sample], file: BinaryIO) -> dict[str, tuple[str,
             if extension in odd or not labels.is_label(extension):
                 continue
             file.seek(part.offset)
-            text = file.read(min(part.size, _LONGEST_LABEL))
+            text = file.read(min(part.size, labels.LONGEST + 1))
             try:
-                if part.size > _LONGEST_LABEL:
-                    raise ValueError(f"{part.size} bytes")
                 labels.parse(text)
             except ValueError:
                 odd[extension] = (sample.key, text[:60].decode("latin-1"))
@@ -136,7 +125,14 @@ def _odd_labels(found: Iterable[Sample], file: BinaryIO) -> dict[str, tuple[str,
 
 def _write(path: Path, text: str) -> None:
     """Write a file that is seen whole or not at all."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+    except OSError as error:
+        raise OSError(
+            f"index files of shards cannot be kept in {path.parent} ({error.strerror}): "
+            "set XDG_CACHE_HOME to a folder that can be written"
+        ) from error
     try:
         with open(handle, "w", encoding="utf-8", errors="surrogateescape", newline="\n") as file:
             file.write(text)

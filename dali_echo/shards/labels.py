@@ -12,6 +12,7 @@ from nvidia.dali.data_node import DataNode
 # What WebDataset documents as decoded to an integer.
 _EXTENSIONS = frozenset({"class", "cls", "cls2", "count", "id", "index", "inx"})
 _INT64 = np.iinfo(np.int64)
+LONGEST = 4096  # bytes
 
 
 def is_label(extension: str) -> bool:
@@ -23,8 +24,10 @@ def parse(text: bytes) -> int:
     """Give the integer that `text` spells, with the sign and white space that `int` accepts.
 
     Raises:
-        ValueError: it spells none, or one that int64 does not hold.
+        ValueError: it spells none, or one that int64 does not hold, or is longer than `LONGEST`.
     """
+    if len(text) > LONGEST:
+        raise ValueError(f"{len(text)} bytes are too many for a label (at most {LONGEST})")
     number = int(text)
     if not _INT64.min <= number <= _INT64.max:
         raise ValueError(f"{text!r} is beyond the range of int64")
