@@ -1,0 +1,1 @@
+"""DALI pipelines of the reference workloads, each one definition for CPU and GPU."""
