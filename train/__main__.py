@@ -1,3 +1,3 @@
-from train.cli import app
+from train.cli import main
 
-app(prog_name="python -m train")
+main()

@@ -87,20 +87,21 @@ def _read_batch(file: IO[bytes] | None) -> Split:
     return batch[b"data"].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), np.array(batch[b"labels"])
 
 
+_RECONSTRUCT = np.empty(0).__reduce__()[0]
+_ARRAY_PARTS = {
+    ("numpy", "ndarray"): np.ndarray,
+    ("numpy", "dtype"): np.dtype,
+    ("numpy.core.multiarray", "_reconstruct"): _RECONSTRUCT,
+    ("numpy._core.multiarray", "_reconstruct"): _RECONSTRUCT,
+}
+
+
 class _ArraysOnly(pickle.Unpickler):
     """Makes containers, numbers, strings and NumPy arrays, and runs nothing else."""
-
-    _reconstruct = np.empty(0).__reduce__()[0]
-    _allowed = {
-        ("numpy", "ndarray"): np.ndarray,
-        ("numpy", "dtype"): np.dtype,
-        ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
-        ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
-    }
 
     def find_class(self, module: str, name: str) -> Any:
         """Refuse what an array does not need."""
         try:
-            return self._allowed[module, name]
+            return _ARRAY_PARTS[module, name]
         except KeyError:
             raise pickle.UnpicklingError(f"it would run {module}.{name}") from None

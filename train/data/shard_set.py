@@ -76,7 +76,8 @@ def write_shards(folder: Path, splits: Mapping[str, Split]) -> ShardSet:
 def _write_split(folder: Path, name: str, images: np.ndarray, labels: np.ndarray) -> None:
     pattern = f"{folder}/{name}-%04d.tar"
     samples = zip(images, labels, strict=True)
-    with webdataset.ShardWriter(pattern, maxcount=SAMPLES_PER_SHARD, verbose=0) as writer:
+    # A fixed time makes shards that are the same each time, and leaves out a header per member.
+    with webdataset.ShardWriter(pattern, maxcount=SAMPLES_PER_SHARD, mtime=0, verbose=0) as writer:
         for number, (image, label) in enumerate(
             track(samples, f"Writing {name} shards", total=len(images), transient=True)
         ):

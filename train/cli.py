@@ -1,0 +1,174 @@
+"""The command line: `python -m train WORKLOAD`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+from pipelines.classification import EchoStage
+from train.errors import TrainError
+from train.loop import fit
+from train.record import Evaluation
+from train.workloads import WORKLOADS, Network, Schedule, Settings, Workload
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
+
+
+def _command(workload: Workload) -> Callable[..., None]:
+    def train(
+        data: Annotated[Path | None, typer.Option(help="Where the data is.")] = None,
+        echo_stage: Annotated[
+            EchoStage, typer.Option(help="Stage whose results are used several times.")
+        ] = EchoStage.NONE,
+        echo_factor: Annotated[
+            float | None, typer.Option(min=1, help="Mean uses of a fresh example; 2 by default.")
+        ] = None,
+        shuffle_buffer: Annotated[
+            int | None,
+            typer.Option(min=1, help="Examples (stage batch: batches) from which repeats are drawn."),
+        ] = None,
+        batch_size: Annotated[int, typer.Option(min=2)] = workload.batch_size,
+        epochs: Annotated[
+            int, typer.Option(min=1, help="Passes over the fresh examples, at most.")
+        ] = workload.epochs,
+        max_steps: Annotated[int | None, typer.Option(min=1, help="Steps, at most.")] = None,
+        max_fresh: Annotated[int | None, typer.Option(min=1, help="Fresh examples, at most.")] = None,
+        target: Annotated[
+            float | None, typer.Option(min=0, max=1, help="Accuracy, a fraction, at which to stop.")
+        ] = None,
+        seed: Annotated[int, typer.Option(min=0, max=2**31 - 1)] = 0,
+        device: Annotated[
+            str, typer.Option(help="cpu, cuda or cuda:N; auto is cuda where there is one.")
+        ] = "auto",
+        out: Annotated[
+            Path | None, typer.Option(help="Folder for what the run writes; runs/WORKLOAD.")
+        ] = None,
+        lr: Annotated[float, typer.Option(help="Learning rate, after the warm-up.")] = workload.learning_rate,
+        schedule: Annotated[
+            Schedule, typer.Option(help="Of the learning rate; linear goes to 0 at the limits.")
+        ] = Schedule.CONSTANT,
+        network: Annotated[Network, typer.Option()] = Network.SMALL,
+        eval_every: Annotated[
+            int, typer.Option(min=1, help="Fresh examples between evaluations.")
+        ] = workload.eval_every,
+        eval_examples: Annotated[
+            int, typer.Option(min=1, help="Test examples to evaluate on, at most.")
+        ] = workload.eval_examples,
+    ) -> None:
+        settings = Settings(
+            workload=workload,
+            echo_stage=echo_stage,
+            echo_factor=_echo_factor(echo_stage, echo_factor, shuffle_buffer),
+            shuffle_buffer=shuffle_buffer,
+            batch_size=batch_size,
+            epochs=epochs,
+            max_steps=max_steps,
+            max_fresh=max_fresh,
+            target=target,
+            network=network,
+            learning_rate=lr,
+            schedule=schedule,
+            eval_every=eval_every,
+            eval_examples=eval_examples,
+            seed=seed,
+            device=_device(device),
+        )
+        folder = out or Path("runs") / workload.name
+        shards = workload.prepare(data)
+        with _ProgressBar() as bar:
+            summary = fit(settings, shards, folder, bar.update)
+        _report(summary, folder)
+
+    return train
+
+
+for _workload in WORKLOADS.values():
+    app.command(_workload.name, help=f"Train on {_workload.name}.")(_command(_workload))
+
+
+def main() -> None:
+    """Run the command line; an error that a person can remedy ends with its message and code 1."""
+    try:
+        app(prog_name="python -m train")
+    except TrainError as error:
+        Console(stderr=True).print(f"[red]error:[/] {error}", highlight=False, soft_wrap=True)
+        sys.exit(1)
+
+
+def _echo_factor(stage: EchoStage, factor: float | None, buffer: int | None) -> float:
+    if stage is EchoStage.NONE:
+        for flag, value in (("--echo-factor", factor), ("--shuffle-buffer", buffer)):
+            if value is not None:
+                raise typer.BadParameter(
+                    f"{flag} {value:g} needs a stage to echo: add --echo-stage decode, or another"
+                )
+        return 1.0
+    return 2.0 if factor is None else factor
+
+
+def _device(name: str) -> str:
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise typer.BadParameter(f"--device {name} is not known: use auto, cpu, cuda or cuda:N")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise typer.BadParameter(
+            f"--device {name}: this machine has {torch.cuda.device_count()} CUDA devices that "
+            f"PyTorch can use. Use --device cpu, or a lower number"
+        )
+    return name
+
+
+class _ProgressBar:
+    def __init__(self) -> None:
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("steps  {task.fields[latest]}"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+        )
+        self._task = self._bar.add_task("Training", total=None, latest="")
+
+    def __enter__(self) -> _ProgressBar:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._bar.stop()
+
+    def update(self, step: int, planned: int, latest: Evaluation | None) -> None:
+        text = f"accuracy {latest.accuracy:.1%} at {latest.fresh:,} fresh" if latest else ""
+        self._bar.update(self._task, completed=step, total=planned, latest=text)
+
+
+def _report(summary: dict[str, Any], folder: Path) -> None:
+    console = Console(highlight=False)
+    console.print(
+        f"accuracy {summary['value']:.2%} on {summary['evaluated_on']:,} held-out examples after "
+        f"{summary['fresh_examples']:,} fresh examples, {summary['steps']:,} steps and "
+        f"{summary['wall_s']:.1f} s; the device was busy for {summary['busy_fraction']:.0%} of it",
+        soft_wrap=True,
+    )
+    if summary["target"] is not None:
+        verdict = "reached" if summary["reached"] else "not reached"
+        console.print(f"target {summary['target']:.2%}: {verdict}")
+    console.print(f"written: {folder}/summary.json, metrics.jsonl and curve.png", soft_wrap=True)

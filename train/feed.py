@@ -1,0 +1,110 @@
+"""The batches of a run, and what it took to make them."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from nvidia.dali.pipeline import Pipeline
+from nvidia.dali.plugin.base_iterator import LastBatchPolicy
+
+from dali_echo.pytorch import EchoIterator
+from pipelines.classification import OUTPUTS, READER, training, validation
+from train.data import ShardSet
+from train.errors import TrainError
+from train.workloads import Settings
+
+
+def cores() -> int:
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+class Feed:
+    """Training batches without end, counted by the pipeline."""
+
+    def __init__(self, settings: Settings, shards: ShardSet) -> None:
+        pipeline = _checked(
+            training,
+            shards.train,
+            settings.workload.images,
+            settings.echo_stage,
+            settings.echo_factor,
+            settings.shuffle_buffer,
+            batch_size=settings.batch_size,
+            seed=settings.seed,
+            **_machine(settings.device),
+        )
+        # Only full batches: a last batch of one example would break batch normalisation.
+        self._batches = EchoIterator(
+            pipeline, OUTPUTS, reader_name=READER, last_batch_policy=LastBatchPolicy.FILL
+        )
+        self.epoch_size = int(pipeline.reader_meta(READER)["epoch_size"])
+        """Examples that one pass over the shards gives, repeats included."""
+        self.emitted = 0
+        """Examples given out, repeats included."""
+        self.wait_s = 0.0
+        """Seconds for which the receiver waited for batches."""
+
+    @property
+    def fresh(self) -> int:
+        """Examples read for the batches given out, as the echo mark counts them."""
+        stats = self._batches.stats
+        return stats[0].fresh if stats else self.emitted
+
+    @property
+    def upstream_wait_s(self) -> float:
+        """Seconds for which what follows the mark waited for what is before it.
+
+        Without a mark all of the pipeline is upstream, and the trainer waits for it.
+        """
+        stats = self._batches.stats
+        return stats[0].upstream_wait_s if stats else self.wait_s
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        while True:
+            start = time.perf_counter()
+            for batch in self._batches:
+                self.wait_s += time.perf_counter() - start
+                self.emitted += len(batch["label"])
+                yield batch
+                start = time.perf_counter()
+
+
+def held_out(settings: Settings, shards: ShardSet) -> list[dict[str, torch.Tensor]]:
+    """The first examples of the test split, in memory: small images are decoded only once."""
+    pipeline = _checked(
+        validation,
+        shards.test,
+        settings.workload.images,
+        batch_size=min(500, settings.eval_examples),
+        **_machine(settings.device),
+    )
+    kept, left = [], settings.eval_examples
+    for batch in EchoIterator(
+        pipeline, OUTPUTS, reader_name=READER, last_batch_policy=LastBatchPolicy.PARTIAL
+    ):
+        kept.append({name: tensor[:left] for name, tensor in batch.items()})
+        left -= len(kept[-1]["label"])
+        if left == 0:
+            break
+    return kept
+
+
+def _checked(factory: Callable[..., Pipeline], *args: Any, **kwargs: Any) -> Pipeline:
+    """Make a pipeline. What it refuses is the user's: shards, or a flag's value."""
+    try:
+        return factory(*args, **kwargs)
+    except (OSError, TypeError, ValueError) as error:
+        raise TrainError(str(error)) from error
+
+
+def _machine(device: str) -> dict[str, int | None]:
+    gpu = torch.device(device)
+    if gpu.type == "cuda":
+        return {"device_id": gpu.index or 0, "num_threads": cores()}
+    # The other half is for the network.
+    return {"device_id": None, "num_threads": max(1, cores() // 2)}
