@@ -9,7 +9,9 @@ their gaps vary; no item lives much longer than its last stretch; and all of it 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,7 +54,7 @@ class EchoBuffer:
         self._left = np.empty(0, np.int64)
         self._used = np.empty(0, np.int64)
         self._arrival = np.empty(0, np.int64)
-        self._stretch = np.empty(0, np.float64)
+        self._stretch = np.empty(0, np.int64)
         self._due = np.empty(0, np.float64)
 
     @property
@@ -116,7 +118,36 @@ class EchoBuffer:
                 setattr(self, column, getattr(self, column)[keep])
         return draw
 
-    def _stretch_of_use(self, factor: float) -> float:
+    def state(self) -> dict[str, Any]:
+        """A copy of all that `restore` needs, in non-negative integers and arrays of them."""
+        return {
+            "added": self.added,
+            "drawn": self.drawn,
+            "last_intake": self._last_intake + 1,
+            "item": self._item,
+            "left": self._left.copy(),
+            "used": self._used.copy(),
+            "arrival": self._arrival,
+            "stretch": self._stretch,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state."""
+        self.added = state["added"]
+        self.drawn = state["drawn"]
+        self._last_intake = state["last_intake"] - 1
+        self._item, self._left, self._used, self._arrival, self._stretch = (
+            state[column].copy() for column in ("item", "left", "used", "arrival", "stretch")
+        )
+        self._due = np.empty(self.live)
+        self._plan(np.arange(self.live))
+
+    @property
+    def items(self) -> NDArray[np.int64]:
+        """The ordinals of the live items, in order."""
+        return self._item
+
+    def _stretch_of_use(self, factor: float) -> int:
         """Over how many uses drawn the next use of an item is spread.
 
         An item lives until its last use, at a random time within its last stretch. Items that arrive at
@@ -124,8 +155,8 @@ class EchoBuffer:
         long; half an upstream batch is left free, since a whole one arrives at a time.
         """
         if factor <= 1:
-            return 0.0
-        return (self.capacity - self.intake) / (1 - 1 / (2 * factor))
+            return 0
+        return round((self.capacity - self.intake) / (1 - 1 / (2 * factor)))
 
     def _low_level(self, factor: float) -> float:
         """Uses left at which a full, evenly aged buffer takes its next upstream batch.

@@ -58,6 +58,12 @@ def writes_into(nodes: Sequence[DataNode], ends: Sequence[Any]) -> list[bool]:
     return [i in written for i in range(len(nodes))]
 
 
+def operators_of(joint: Joint | None, ends: Sequence[Any]) -> list[str]:
+    """The types of the operators of the stage that begins with `joint` and has these ends, sorted."""
+    stand_ins = {id(node.source): 0 for node in joint.outputs} if joint else {}
+    return sorted(_kind(operator) for operator in _upstream_of(ends, stand_ins)[0])
+
+
 def _owner(
     sink: DataNode, stand_ins: dict[int, int], stage_of: dict[int, int], joints: Sequence[Joint]
 ) -> int:
@@ -120,6 +126,10 @@ def _inputs(operator: Any) -> list[DataNode]:
 
 
 def _describe(operator: Any) -> str:
-    kind = operator._op.schema.Name().replace("__", ".")
     name = "" if operator.name.startswith("__") else f" {operator.name!r}"
-    return f"{kind}{name} ({line_of(operator)})"
+    return f"{_kind(operator)}{name} ({line_of(operator)})"
+
+
+def _kind(operator: Any) -> str:
+    kind: str = operator._op.schema.Name()
+    return kind.replace("__", ".")

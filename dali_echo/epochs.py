@@ -122,6 +122,11 @@ class EmittedEpochs:
         self.epoch = 0
         self.batch = 0
 
+    @property
+    def pads(self) -> bool:
+        """Whether epochs are padded with copies."""
+        return self._padded_batches is not None
+
     def next(self) -> Cut:
         """The size of the next batch."""
         if self._samples is None:

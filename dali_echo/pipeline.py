@@ -7,7 +7,7 @@ import functools
 import secrets
 import weakref
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, cast
 
 import numpy as np
@@ -15,10 +15,11 @@ import nvidia.dali
 from nvidia.dali.pipeline import Pipeline
 
 from dali_echo.ahead import Ahead
-from dali_echo.bypass import writes_into
+from dali_echo.bypass import operators_of, writes_into
 from dali_echo.epochs import EmittedEpochs, Reader, ReadPosition, ceil_div, shard_size
 from dali_echo.graph import Joint, Stage, split
-from dali_echo.source import Fresh, Source
+from dali_echo.source import Fresh, Moment, Snapshot, Source
+from dali_echo.state import dump, load, refuse_difference
 from dali_echo.stats import EchoStats
 
 
@@ -66,7 +67,7 @@ class EchoPipeline(Pipeline):  # type: ignore[misc]
     _ahead: Ahead
     _emitted: EmittedEpochs | None
     _source: Source | None
-    _delivered: list[EchoStats]
+    _delivered: Moment
 
     def __new__(cls, *args: Any, **kwargs: Any) -> EchoPipeline:
         """Not to be called."""
@@ -96,12 +97,37 @@ class EchoPipeline(Pipeline):  # type: ignore[misc]
         return [*(upstream.stages if isinstance(upstream, EchoPipeline) else [upstream]), self]
 
     def build(self) -> None:
-        """Build all stages. See `nvidia.dali.Pipeline.build`."""
+        """Build all stages. See `nvidia.dali.Pipeline.build`.
+
+        Raises:
+            ValueError: if the pipeline was made with a `checkpoint` of another one.
+        """
         if self._source is None:
+            document = cast("bytes | None", self._checkpoint)
+            self._checkpoint = None
+            if document is not None:
+                self._upstream._checkpoint = load(document)["source"]["upstream"]
             self._upstream.build()
             self._source = self._make_source()
-            self._delivered = self._source.history.popleft()
+            self._delivered = self._source.moments.popleft()
+            if document is not None:
+                self._go_on_from(load(document))
         super().build()
+
+    def restore(self, document: bytes) -> None:
+        """Go on from what `checkpoint()` returned; only before the first batch is made.
+
+        Raises:
+            ValueError: if it is damaged, or of another pipeline; the message names what differs.
+            RuntimeError: if batches have been made already.
+        """
+        self.build()
+        if self._source.started:  # type: ignore[union-attr]
+            raise RuntimeError("the pipeline has begun to make batches: restore a new one instead")
+        state = load(document)
+        self._go_on_from(state)
+        restore(self._upstream, state["source"]["upstream"])
+        self._restore_state_from_checkpoint()
 
     def start_py_workers(self) -> None:
         """See `nvidia.dali.Pipeline.start_py_workers`."""
@@ -153,12 +179,13 @@ class EchoPipeline(Pipeline):  # type: ignore[misc]
             raise RuntimeError("the pipeline has begun to make batches: give the iterator a new pipeline")
         self._emitted = emitted
         if self._source:
+            emitted.epoch, emitted.batch = self._source.emitted.epoch, self._source.emitted.batch
             self._source.emitted = emitted
 
     def echo_stats(self) -> list[EchoStats]:
         """What each mark has done up to the last batch delivered, in the order of the marks."""
         self.build()
-        return self._delivered
+        return self._delivered.stats
 
     def share_outputs(self, *args: Any, **kwargs: Any) -> Any:
         """See `nvidia.dali.Pipeline.share_outputs`."""
@@ -181,7 +208,7 @@ class EchoPipeline(Pipeline):  # type: ignore[misc]
         super()._shutdown()
 
     def _deliver(self, outputs: Any) -> Any:
-        self._delivered = self._source.history.popleft()  # type: ignore[union-attr]
+        self._delivered = self._source.moments.popleft()  # type: ignore[union-attr]
         return outputs
 
     def _make_source(self) -> Source:
@@ -190,12 +217,61 @@ class EchoPipeline(Pipeline):  # type: ignore[misc]
             mark=self._joint.mark,
             upstream=self._ahead,
             upstream_stats=_stats_of(self._upstream),
+            upstream_now=_snapshot(self._upstream),
             position=ReadPosition(reader, self.max_batch_size),
             emitted=self._emitted or self._padded_like(reader),
             batch_size=self.max_batch_size,
             seed=self._draw_seed,
             private=writes_into(self._joint.outputs, [*self._graph_out, *self._sinks]),
+            keeps_state=self._enable_checkpointing,
         )
+
+    def _get_checkpoint(self, iterator_data: str = "") -> bytes:
+        # DALI's `checkpoint()` and its iterators end here.
+        return self._snapshot(iterator_data)()
+
+    def _snapshot(self, iterator_data: str = "") -> Snapshot:
+        if not self._enable_checkpointing:
+            raise ValueError(
+                "the pipeline keeps no state that a checkpoint could hold: make it with "
+                "enable_checkpointing=True"
+            )
+        here = super()._get_checkpoint(iterator_data)
+        source = cast("dict[str, Any]", self._delivered.state)
+
+        def write() -> bytes:
+            return dump(
+                {
+                    "pipeline": self._description(),
+                    "here": here,
+                    "source": {**source, "upstream": source["upstream"]()},
+                }
+            )
+
+        return write
+
+    def _go_on_from(self, state: dict[str, Any]) -> None:
+        refuse_difference(state["pipeline"], self._description())
+        self._checkpoint = state["here"]
+        source = cast(Source, self._source)
+        source.restore(state["source"])
+        self._delivered = source.moments.popleft()
+
+    def _description(self) -> dict[str, Any]:
+        """What a pipeline must have in common with the one that a checkpoint is of."""
+        mark, reader = self._joint.mark, self._reader()
+        return {
+            "DALI": ".".join(nvidia.dali.__version__.split(".")[:2]),
+            "batch_size": self.max_batch_size,
+            "seed": self.seed,
+            "reader": asdict(reader) if reader else None,
+            f"operators after {mark.name!r}": _operators(self),
+            f"operators before {mark.name!r}": _operators(self._upstream),
+            f"factor of {mark.name!r}": "a schedule" if callable(mark.factor.value) else mark.factor.value,
+            f"unit of {mark.name!r}": mark.unit,
+            f"shuffle_buffer of {mark.name!r}": mark.shuffle_buffer,
+            f"seed of {mark.name!r}": self._draw_seed,
+        }
 
     def _reader(self) -> Reader | None:
         """The reader that defines the epoch, if there is one."""
@@ -260,6 +336,7 @@ def _prepare(pipeline: Pipeline, last: Pipeline) -> None:
         )
     if pipeline is not last:
         pipeline._output_dtype = pipeline._output_ndim = pipeline._output_layout = None
+        pipeline._checkpoint = None  # `build` hands each stage its part of the chain's
 
 
 def _derive(seed: int, *path: int) -> int:
@@ -268,7 +345,28 @@ def _derive(seed: int, *path: int) -> int:
 
 def _run_upstream(pipeline: Pipeline) -> Fresh:
     outputs = pipeline.run()
-    return Fresh(outputs, _stats_of(pipeline))
+    return Fresh(outputs, _stats_of(pipeline), _snapshot(pipeline))
+
+
+def _snapshot(pipeline: Pipeline) -> Snapshot:
+    if isinstance(pipeline, EchoPipeline) and pipeline._enable_checkpointing:
+        return pipeline._snapshot()
+    checkpoint: bytes = pipeline._get_checkpoint() if pipeline._enable_checkpointing else b""
+    return lambda: checkpoint
+
+
+def restore(pipeline: Pipeline, document: bytes) -> None:
+    """Let a pipeline that is built, but has not run, go on from its checkpoint."""
+    if isinstance(pipeline, EchoPipeline):
+        pipeline.restore(document)
+    else:
+        pipeline._checkpoint = document
+        pipeline._restore_state_from_checkpoint()
+
+
+def _operators(pipeline: Pipeline) -> str:
+    joint = pipeline._joint if isinstance(pipeline, EchoPipeline) else None
+    return ", ".join(operators_of(joint, [*pipeline._graph_out, *pipeline._sinks]))
 
 
 def _stats_of(pipeline: Pipeline) -> list[EchoStats]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,8 @@ from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 from nvidia.dali.plugin.pytorch import DALIGenericIterator
 
 from dali_echo.epochs import EmittedEpochs, ceil_div
-from dali_echo.pipeline import EchoPipeline
+from dali_echo.pipeline import EchoPipeline, restore
+from dali_echo.state import dump, load, refuse_difference
 from dali_echo.stats import EchoStats
 
 Batch = dict[str, torch.Tensor]
@@ -66,6 +67,7 @@ class EchoIterator:
         readers = pipeline.reader_meta()
         if reader_name is not None and reader_name not in readers:
             raise ValueError(f"reader_name = {reader_name!r} is not among {sorted(readers)}")
+        self._policy = last_batch_policy
         kind = _EchoedEpochs if isinstance(pipeline, EchoPipeline) else _PlainEpochs
         self._epochs = kind(pipeline, names, reader_name, last_batch_policy)
         self._pipeline = pipeline
@@ -86,6 +88,48 @@ class EchoIterator:
     def __next__(self) -> Batch:
         return next(self._epochs)
 
+    def state_dict(self) -> dict[str, Any]:
+        """The state after the last batch yielded, for `load_state_dict` of an iterator made the same way.
+
+        It holds no pixels, a few kilobytes, and loads with `torch.load(weights_only=True)`. Each rank has
+        its own.
+
+        Raises:
+            ValueError: if the pipeline was not made with `enable_checkpointing=True`.
+        """
+        if not self._pipeline._enable_checkpointing:
+            raise ValueError(
+                "the pipeline keeps no state: make it with enable_checkpointing=True, as in "
+                "training(enable_checkpointing=True)"
+            )
+        state = {
+            "last_batch_policy": self._policy.name,
+            "epochs": self._epochs.state(),
+            "pipeline": self._pipeline._get_checkpoint(),
+        }
+        return {"dali_echo": dump(state).decode()}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on after the batch at which `state_dict()` was called; only before the first batch.
+
+        The upstream reads the batches of the samples that were live again, when the first batch is asked
+        for; then the stream goes on bit for bit.
+
+        Raises:
+            ValueError: for a state that is damaged, or of another pipeline; the message names what differs.
+            RuntimeError: if the iterator has yielded batches already.
+        """
+        if self._epochs.started:
+            raise RuntimeError(
+                "the iterator has begun to make batches: load the state into a new one, before the loop"
+            )
+        state = load(str(state_dict.get("dali_echo", "")).encode())
+        refuse_difference(
+            {"last_batch_policy": state["last_batch_policy"]},
+            {"last_batch_policy": self._policy.name},
+        )
+        self._epochs.restore(state["epochs"], state["pipeline"])
+
 
 class _PlainEpochs(DALIGenericIterator):  # type: ignore[misc]
     """DALI's iterator over a pipeline without a mark."""
@@ -93,11 +137,36 @@ class _PlainEpochs(DALIGenericIterator):  # type: ignore[misc]
     def __init__(
         self, pipeline: Pipeline, names: list[str], reader: str | None, policy: LastBatchPolicy
     ) -> None:
-        super().__init__(pipeline, names, reader_name=reader, last_batch_policy=policy, auto_reset=True)
+        super().__init__(
+            pipeline,
+            names,
+            reader_name=reader,
+            last_batch_policy=policy,
+            auto_reset=True,
+            prepare_first_batch=False,  # so that a state can still be loaded
+        )
+
+    def __iter__(self) -> _PlainEpochs:
+        # DALI warns of a loop that continues an epoch.
+        return self if 0 < self._counter < self._size else super().__iter__()
 
     def __next__(self) -> Batch:
         batch: Batch = super().__next__()[0]
         return batch
+
+    @property
+    def started(self) -> bool:
+        """Whether batches have been made."""
+        return bool(self._ever_scheduled)
+
+    def state(self) -> str:
+        """DALI's own, as it writes it into a pipeline's checkpoint."""
+        return str(self._save_state())
+
+    def restore(self, state: str, checkpoint: bytes) -> None:
+        """Go on from `state()` and the pipeline's checkpoint."""
+        restore(self._pipes[0], checkpoint)
+        self._restore_state(state)
 
 
 class _EchoedEpochs:
@@ -112,7 +181,6 @@ class _EchoedEpochs:
         self._epoch = 0
         self._yielded = 0
         self._ahead = 0
-        self._under_way = False
         self._scheduled = False
         pads = reader is not None and pipeline.reader_meta(reader)["pad_last_batch"]
         self._reads_on = policy == LastBatchPolicy.FILL and not pads
@@ -134,15 +202,16 @@ class _EchoedEpochs:
         return max(1, ceil_div(samples - self._ahead, size))
 
     def __iter__(self) -> _EchoedEpochs:
-        self._under_way = True
+        # A loop that begins where an epoch is complete is the next epoch's; after a restored state it is
+        # what is left of the epoch of that state, even if nothing is.
+        if self._complete() and self._scheduled:
+            self._end_epoch()
         return self
 
     def __next__(self) -> Batch:
-        if not self._endless and self._yielded == len(self):
-            if self._under_way:
-                self._end_epoch()
+        if self._complete():
+            self._end_epoch()
             raise StopIteration
-        self._under_way = True
         if not self._scheduled:
             self._pipeline.schedule_run()
             self._scheduled = True
@@ -157,6 +226,23 @@ class _EchoedEpochs:
         self._pipeline.schedule_run()
         self._yielded += 1
         return batch
+
+    @property
+    def started(self) -> bool:
+        """Whether batches have been made."""
+        return self._scheduled
+
+    def state(self) -> dict[str, int]:
+        """The position in the epochs."""
+        return {"epoch": self._epoch, "yielded": self._yielded, "ahead": self._ahead}
+
+    def restore(self, state: dict[str, int], checkpoint: bytes) -> None:
+        """Go on from `state()` and the pipeline's checkpoint."""
+        restore(self._pipeline, checkpoint)
+        self._epoch, self._yielded, self._ahead = (state[k] for k in ("epoch", "yielded", "ahead"))
+
+    def _complete(self) -> bool:
+        return not self._endless and self._yielded == len(self)
 
     def _end_epoch(self) -> None:
         if self._reads_on:
