@@ -119,15 +119,15 @@ class EchoBuffer:
         return draw
 
     def state(self) -> dict[str, Any]:
-        """A copy of all that `restore` needs, in non-negative integers and arrays of them."""
+        """A copy of all that `restore` needs, in small non-negative integers and arrays of them."""
         return {
             "added": self.added,
             "drawn": self.drawn,
             "last_intake": self._last_intake + 1,
-            "item": self._item,
+            "item": np.diff(self._item, prepend=0),
             "left": self._left.copy(),
             "used": self._used.copy(),
-            "arrival": self._arrival,
+            "arrival": np.diff(self._arrival, prepend=0),
             "stretch": self._stretch,
         }
 
@@ -136,8 +136,9 @@ class EchoBuffer:
         self.added = state["added"]
         self.drawn = state["drawn"]
         self._last_intake = state["last_intake"] - 1
-        self._item, self._left, self._used, self._arrival, self._stretch = (
-            state[column].copy() for column in ("item", "left", "used", "arrival", "stretch")
+        self._item, self._arrival = np.cumsum(state["item"]), np.cumsum(state["arrival"])
+        self._left, self._used, self._stretch = (
+            state[column].copy() for column in ("left", "used", "stretch")
         )
         self._due = np.empty(self.live)
         self._plan(np.arange(self.live))

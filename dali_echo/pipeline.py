@@ -1,58 +1,24 @@
-"""`pipeline_def` and `EchoPipeline`: DALI's own, with marks."""
+"""`EchoPipeline`: a DALI pipeline after a mark, with what it replays from."""
 
 from __future__ import annotations
 
 import atexit
 import functools
-import secrets
 import weakref
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any, cast
 
-import numpy as np
 import nvidia.dali
 from nvidia.dali.pipeline import Pipeline
 
 from dali_echo.ahead import Ahead
 from dali_echo.bypass import operators_of, writes_into
 from dali_echo.epochs import EmittedEpochs, Reader, ReadPosition, ceil_div, shard_size
-from dali_echo.graph import Joint, Stage, split
+from dali_echo.graph import Joint
 from dali_echo.source import Fresh, Moment, Snapshot, Source
 from dali_echo.state import dump, load, refuse_difference
 from dali_echo.stats import EchoStats
-
-
-def pipeline_def(
-    fn: Callable[..., Any] | None = None,
-    *,
-    enable_conditionals: bool = False,
-    **pipeline_kwargs: Any,
-) -> Callable[..., Any]:
-    """`nvidia.dali.pipeline_def`, for definitions that hold `echo` marks.
-
-    Takes what DALI's decorator takes, and so does the factory that it makes. A definition with marks gives
-    an `EchoPipeline`; the definition runs once for each stage. A definition without one gives what DALI's
-    decorator gives.
-
-    Raises:
-        ValueError: when the pipeline is made, if a value reaches the outputs without passing a mark, or
-            for pipeline arguments that echo cannot work with.
-    """
-
-    def decorate(function: Callable[..., Any]) -> Callable[..., Pipeline]:
-        dali_factory = nvidia.dali.pipeline_def(
-            function, enable_conditionals=enable_conditionals, **pipeline_kwargs
-        )
-
-        @functools.wraps(function)
-        def factory(*args: Any, **kwargs: Any) -> Pipeline:
-            return _join(split(lambda: dali_factory(*args, **kwargs)))
-
-        factory._is_pipeline_def = True  # type: ignore[attr-defined]  # as DALI marks its own
-        return factory
-
-    return decorate(fn) if fn else decorate
 
 
 class EchoPipeline(Pipeline):  # type: ignore[misc]
@@ -68,13 +34,14 @@ class EchoPipeline(Pipeline):  # type: ignore[misc]
     _emitted: EmittedEpochs | None
     _source: Source | None
     _delivered: Moment
+    _checkpoint: bytes | None
 
     def __new__(cls, *args: Any, **kwargs: Any) -> EchoPipeline:
         """Not to be called."""
         raise TypeError("an EchoPipeline is made by a function decorated with dali_echo.pipeline_def")
 
     @classmethod
-    def _from(cls, stage: Pipeline, upstream: Pipeline, joint: Joint, seed: int) -> EchoPipeline:
+    def of_stage(cls, stage: Pipeline, upstream: Pipeline, joint: Joint, seed: int) -> EchoPipeline:
         """Make an EchoPipeline of what DALI's decorator constructed, which is a Pipeline."""
         stage.__class__ = cls
         stage._upstream = upstream
@@ -102,32 +69,17 @@ class EchoPipeline(Pipeline):  # type: ignore[misc]
         Raises:
             ValueError: if the pipeline was made with a `checkpoint` of another one.
         """
-        if self._source is None:
-            document = cast("bytes | None", self._checkpoint)
-            self._checkpoint = None
-            if document is not None:
-                self._upstream._checkpoint = load(document)["source"]["upstream"]
-            self._upstream.build()
-            self._source = self._make_source()
-            self._delivered = self._source.moments.popleft()
-            if document is not None:
-                self._go_on_from(load(document))
+        if self._source is not None:
+            return
+        checkpoint, self._checkpoint = self._checkpoint, None
+        self._upstream.build()
+        self._source = self._make_source()
+        self._delivered = self._source.moments.popleft()
         super().build()
-
-    def restore(self, document: bytes) -> None:
-        """Go on from what `checkpoint()` returned; only before the first batch is made.
-
-        Raises:
-            ValueError: if it is damaged, or of another pipeline; the message names what differs.
-            RuntimeError: if batches have been made already.
-        """
-        self.build()
-        if self._source.started:  # type: ignore[union-attr]
-            raise RuntimeError("the pipeline has begun to make batches: restore a new one instead")
-        state = load(document)
-        self._go_on_from(state)
-        restore(self._upstream, state["source"]["upstream"])
-        self._restore_state_from_checkpoint()
+        if checkpoint is not None:
+            state = load(checkpoint)
+            refuse_difference(state["made_by"], describe(self))
+            restore(self, state["pipeline"])
 
     def start_py_workers(self) -> None:
         """See `nvidia.dali.Pipeline.start_py_workers`."""
@@ -217,7 +169,7 @@ class EchoPipeline(Pipeline):  # type: ignore[misc]
             mark=self._joint.mark,
             upstream=self._ahead,
             upstream_stats=_stats_of(self._upstream),
-            upstream_now=_snapshot(self._upstream),
+            upstream_now=snapshot(self._upstream),
             position=ReadPosition(reader, self.max_batch_size),
             emitted=self._emitted or self._padded_like(reader),
             batch_size=self.max_batch_size,
@@ -228,49 +180,40 @@ class EchoPipeline(Pipeline):  # type: ignore[misc]
 
     def _get_checkpoint(self, iterator_data: str = "") -> bytes:
         # DALI's `checkpoint()` and its iterators end here.
-        return self._snapshot(iterator_data)()
+        return dump({"made_by": describe(self), "pipeline": self.snapshot(iterator_data)()})
 
-    def _snapshot(self, iterator_data: str = "") -> Snapshot:
-        if not self._enable_checkpointing:
+    def snapshot(self, iterator_data: str = "") -> Snapshot:
+        """The state after the last batch delivered. `restore` reads it."""
+        here = super()._get_checkpoint(iterator_data)
+        source = self._delivered.state
+        if source is None:
             raise ValueError(
                 "the pipeline keeps no state that a checkpoint could hold: make it with "
                 "enable_checkpointing=True"
             )
-        here = super()._get_checkpoint(iterator_data)
-        source = cast("dict[str, Any]", self._delivered.state)
+        return lambda: {"here": here, "source": {**source, "upstream": source["upstream"]()}}
 
-        def write() -> bytes:
-            return dump(
-                {
-                    "pipeline": self._description(),
-                    "here": here,
-                    "source": {**source, "upstream": source["upstream"]()},
-                }
-            )
-
-        return write
-
-    def _go_on_from(self, state: dict[str, Any]) -> None:
-        refuse_difference(state["pipeline"], self._description())
-        self._checkpoint = state["here"]
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from a `snapshot`; only before the first batch is made."""
+        self.build()
         source = cast(Source, self._source)
+        if source.started:
+            raise RuntimeError("the pipeline has begun to make batches: restore a new one instead")
+        restore(self._upstream, state["source"]["upstream"])
         source.restore(state["source"])
         self._delivered = source.moments.popleft()
+        self._checkpoint = state["here"]
+        self._restore_state_from_checkpoint()
 
-    def _description(self) -> dict[str, Any]:
-        """What a pipeline must have in common with the one that a checkpoint is of."""
-        mark, reader = self._joint.mark, self._reader()
+    def describe(self) -> dict[str, Any]:
+        """What this stage must have in common with the one that a checkpoint is of."""
+        mark = self._joint.mark
         return {
-            "DALI": ".".join(nvidia.dali.__version__.split(".")[:2]),
-            "batch_size": self.max_batch_size,
-            "seed": self.seed,
-            "reader": asdict(reader) if reader else None,
-            f"operators after {mark.name!r}": _operators(self),
-            f"operators before {mark.name!r}": _operators(self._upstream),
             f"factor of {mark.name!r}": "a schedule" if callable(mark.factor.value) else mark.factor.value,
             f"unit of {mark.name!r}": mark.unit,
             f"shuffle_buffer of {mark.name!r}": mark.shuffle_buffer,
             f"seed of {mark.name!r}": self._draw_seed,
+            f"operators after {mark.name!r}": _operators(self),
         }
 
     def _reader(self) -> Reader | None:
@@ -305,63 +248,13 @@ class EchoPipeline(Pipeline):  # type: ignore[misc]
         return {**meta, "epoch_size": size, "epoch_size_padded": padded}
 
 
-def _join(stages: list[Stage]) -> Pipeline:
-    """Chain the stages of a definition."""
-    pipeline = stages[0].pipeline
-    if len(stages) == 1:
-        return pipeline
-    seed = pipeline.seed if pipeline.seed is not None else secrets.randbits(31)
-    for number, stage in enumerate(stages):
-        _prepare(stage.pipeline, stages[-1].pipeline)
-        # By default DALI deals the seeds of operators from the pipeline's, in order: with one seed for all
-        # stages, random operators before and after a mark would be the same stream.
-        stage.pipeline._seed = _derive(seed, number) if number else seed
-        if stage.joint is None:
-            continue
-        mark = stage.joint.mark
-        draw_seed = _derive(seed, number, 1) if mark.seed is None else mark.seed
-        if isinstance(pipeline, EchoPipeline):
-            pipeline.cut(EmittedEpochs(pipeline.max_batch_size))
-        pipeline = EchoPipeline._from(stage.pipeline, pipeline, stage.joint, draw_seed)
-    return pipeline
-
-
-def _prepare(pipeline: Pipeline, last: Pipeline) -> None:
-    """Check what marks need of a stage's pipeline, and keep what describes the outputs for the last."""
-    if not pipeline.exec_dynamic:
-        raise ValueError(
-            "echo holds outputs of the pipeline before the mark, which only DALI's default executor "
-            "allows: leave out exec_async=False, exec_pipelined=False, exec_dynamic=False and separate "
-            f"queue sizes (prefetch_queue_depth = {pipeline.prefetch_queue_depth!r})"
-        )
-    if pipeline is not last:
-        pipeline._output_dtype = pipeline._output_ndim = pipeline._output_layout = None
-        pipeline._checkpoint = None  # `build` hands each stage its part of the chain's
-
-
-def _derive(seed: int, *path: int) -> int:
-    return int(np.random.SeedSequence([seed, *path]).generate_state(1, np.uint32)[0])
-
-
 def _run_upstream(pipeline: Pipeline) -> Fresh:
     outputs = pipeline.run()
-    return Fresh(outputs, _stats_of(pipeline), _snapshot(pipeline))
+    return Fresh(outputs, _stats_of(pipeline), snapshot(pipeline))
 
 
-def _snapshot(pipeline: Pipeline) -> Snapshot:
-    if isinstance(pipeline, EchoPipeline) and pipeline._enable_checkpointing:
-        return pipeline._snapshot()
-    checkpoint: bytes = pipeline._get_checkpoint() if pipeline._enable_checkpointing else b""
-    return lambda: checkpoint
-
-
-def restore(pipeline: Pipeline, document: bytes) -> None:
-    """Let a pipeline that is built, but has not run, go on from its checkpoint."""
-    if isinstance(pipeline, EchoPipeline):
-        pipeline.restore(document)
-    else:
-        pipeline._checkpoint = document
-        pipeline._restore_state_from_checkpoint()
+def _stats_of(pipeline: Pipeline) -> list[EchoStats]:
+    return pipeline.echo_stats() if isinstance(pipeline, EchoPipeline) else []
 
 
 def _operators(pipeline: Pipeline) -> str:
@@ -369,8 +262,36 @@ def _operators(pipeline: Pipeline) -> str:
     return ", ".join(operators_of(joint, [*pipeline._graph_out, *pipeline._sinks]))
 
 
-def _stats_of(pipeline: Pipeline) -> list[EchoStats]:
-    return pipeline.echo_stats() if isinstance(pipeline, EchoPipeline) else []
+def snapshot(pipeline: Pipeline) -> Snapshot:
+    """The state of a pipeline, with or without marks, after the last batch that it delivered."""
+    if not pipeline._enable_checkpointing:
+        return lambda: None
+    if isinstance(pipeline, EchoPipeline):
+        return pipeline.snapshot()
+    checkpoint = pipeline._get_checkpoint()
+    return lambda: checkpoint
+
+
+def restore(pipeline: Pipeline, state: Any) -> None:
+    """Let a pipeline that is built, but has not run, go on from a `snapshot`."""
+    if isinstance(pipeline, EchoPipeline):
+        pipeline.restore(state)
+    else:
+        pipeline._checkpoint = state
+        pipeline._restore_state_from_checkpoint()
+
+
+def describe(pipeline: Pipeline) -> dict[str, Any]:
+    """What a pipeline must have in common with the one that a checkpoint is of, by field."""
+    if isinstance(pipeline, EchoPipeline):
+        return {**describe(pipeline.stages[-2]), **pipeline.describe()}
+    return {
+        "DALI": ".".join(nvidia.dali.__version__.split(".")[:2]),
+        "batch_size": pipeline.max_batch_size,
+        "seed": pipeline.seed,
+        "readers": pipeline.reader_meta(),
+        "operators that read": _operators(pipeline),
+    }
 
 
 _alive: weakref.WeakSet[EchoPipeline] = weakref.WeakSet()

@@ -11,7 +11,7 @@ from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 from nvidia.dali.plugin.pytorch import DALIGenericIterator
 
 from dali_echo.epochs import EmittedEpochs, ceil_div
-from dali_echo.pipeline import EchoPipeline, restore
+from dali_echo.pipeline import EchoPipeline, describe, restore, snapshot
 from dali_echo.state import dump, load, refuse_difference
 from dali_echo.stats import EchoStats
 
@@ -103,9 +103,9 @@ class EchoIterator:
                 "training(enable_checkpointing=True)"
             )
         state = {
-            "last_batch_policy": self._policy.name,
+            "made_by": self._describe(),
             "epochs": self._epochs.state(),
-            "pipeline": self._pipeline._get_checkpoint(),
+            "pipeline": snapshot(self._pipeline)(),
         }
         return {"dali_echo": dump(state).decode()}
 
@@ -124,11 +124,11 @@ class EchoIterator:
                 "the iterator has begun to make batches: load the state into a new one, before the loop"
             )
         state = load(str(state_dict.get("dali_echo", "")).encode())
-        refuse_difference(
-            {"last_batch_policy": state["last_batch_policy"]},
-            {"last_batch_policy": self._policy.name},
-        )
+        refuse_difference(state["made_by"], self._describe())
         self._epochs.restore(state["epochs"], state["pipeline"])
+
+    def _describe(self) -> dict[str, Any]:
+        return {"last_batch_policy": self._policy.name, **describe(self._pipeline)}
 
 
 class _PlainEpochs(DALIGenericIterator):  # type: ignore[misc]
@@ -163,9 +163,9 @@ class _PlainEpochs(DALIGenericIterator):  # type: ignore[misc]
         """DALI's own, as it writes it into a pipeline's checkpoint."""
         return str(self._save_state())
 
-    def restore(self, state: str, checkpoint: bytes) -> None:
-        """Go on from `state()` and the pipeline's checkpoint."""
-        restore(self._pipes[0], checkpoint)
+    def restore(self, state: str, pipeline: Any) -> None:
+        """Go on from `state()` and a snapshot of the pipeline."""
+        restore(self._pipes[0], pipeline)
         self._restore_state(state)
 
 
@@ -236,9 +236,9 @@ class _EchoedEpochs:
         """The position in the epochs."""
         return {"epoch": self._epoch, "yielded": self._yielded, "ahead": self._ahead}
 
-    def restore(self, state: dict[str, int], checkpoint: bytes) -> None:
-        """Go on from `state()` and the pipeline's checkpoint."""
-        restore(self._pipeline, checkpoint)
+    def restore(self, state: dict[str, int], pipeline: Any) -> None:
+        """Go on from `state()` and a snapshot of the pipeline."""
+        restore(self._pipeline, pipeline)
         self._epoch, self._yielded, self._ahead = (state[k] for k in ("epoch", "yielded", "ahead"))
 
     def _complete(self) -> bool:

@@ -22,8 +22,8 @@ from dali_echo.stats import EchoStats
 Sample = tuple[Any, ...]
 """One row: a DALI tensor for each node of the mark."""
 
-Snapshot = Callable[[], bytes]
-"""Writes the checkpoint of a pipeline as it was."""
+Snapshot = Callable[[], Any]
+"""Gives the state of a pipeline as it was, to be written into a checkpoint."""
 
 
 @dataclass(frozen=True)

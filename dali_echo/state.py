@@ -73,17 +73,17 @@ def _digest(body: str) -> str:
 
 def _encode(value: Any) -> dict[str, str]:
     if isinstance(value, bytes):
-        return {"bytes": base64.b85encode(value).decode()}
+        return {"bytes": base64.b64encode(value).decode()}
     # Columns of a buffer: as small as their values allow, then compressed.
     small = value.astype(np.min_scalar_type(value.max(initial=0)))
-    packed = base64.b85encode(zlib.compress(small.tobytes(), 1)).decode()
+    packed = base64.b64encode(zlib.compress(small.tobytes(), 1)).decode()
     return {"dtype": small.dtype.str, "array": packed}
 
 
 def _decode(value: dict[str, Any]) -> Any:
     if value.keys() == {"bytes"}:
-        return base64.b85decode(value["bytes"])
+        return base64.b64decode(value["bytes"])
     if value.keys() == {"dtype", "array"}:
-        packed = zlib.decompress(base64.b85decode(value["array"]))
+        packed = zlib.decompress(base64.b64decode(value["array"]))
         return np.frombuffer(packed, value["dtype"]).astype(np.int64)
     return value
