@@ -184,13 +184,14 @@ class EchoPipeline(Pipeline):  # type: ignore[misc]
 
     def snapshot(self, iterator_data: str = "") -> Snapshot:
         """The state after the last batch delivered. `restore` reads it."""
-        here = super()._get_checkpoint(iterator_data)
+        self.build()
         source = self._delivered.state
         if source is None:
             raise ValueError(
                 "the pipeline keeps no state that a checkpoint could hold: make it with "
                 "enable_checkpointing=True"
             )
+        here = super()._get_checkpoint(iterator_data)
         return lambda: {"here": here, "source": {**source, "upstream": source["upstream"]()}}
 
     def restore(self, state: dict[str, Any]) -> None:
