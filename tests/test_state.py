@@ -258,7 +258,10 @@ def test_the_check_finds_a_stream_that_does_not_resume(shards: Sequence[str]) ->
 
         return echo(fn.external_source(source=number), factor=2)
 
-    with pytest.warns(Warning), pytest.raises(AssertionError, match="differs in 'number'"):
+    with (
+        pytest.warns(Warning, match="Checkpointing enabled"),
+        pytest.raises(AssertionError, match="differs in 'number'"),
+    ):
         assert_resumes_exactly(lambda: EchoIterator(drifting(), ["number"]), 4)
 
 
