@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -21,6 +22,7 @@ class _Channel:
         self.requests: SimpleQueue[None] = SimpleQueue()
         self.batches: SimpleQueue[Any] = SimpleQueue()
         self.stopped = threading.Event()
+        self.idle_s = 0.0
 
 
 class Ahead:
@@ -35,6 +37,11 @@ class Ahead:
         self._make = make
         self._channel = _Channel()
         self._thread: threading.Thread | None = None
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds for which the thread had its batch ready and waited for a request."""
+        return self._channel.idle_s
 
     def next(self) -> Any:
         """The next batch.
@@ -71,7 +78,9 @@ class Ahead:
 
 def _run(make: Callable[[], Any], channel: _Channel) -> None:
     while True:
+        start = time.perf_counter()
         channel.requests.get()
+        channel.idle_s += time.perf_counter() - start
         if channel.stopped.is_set():
             return
         try:

@@ -121,6 +121,7 @@ class EchoBuffer:
     def state(self) -> dict[str, Any]:
         """A copy of all that `restore` needs, in small non-negative integers and arrays of them."""
         return {
+            "capacity": self.capacity,
             "added": self.added,
             "drawn": self.drawn,
             "last_intake": self._last_intake + 1,
@@ -133,6 +134,7 @@ class EchoBuffer:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a state."""
+        self.capacity = state["capacity"]
         self.added = state["added"]
         self.drawn = state["drawn"]
         self._last_intake = state["last_intake"] - 1

@@ -11,6 +11,7 @@ from nvidia.dali.pipeline import Pipeline, do_not_convert
 
 from dali_echo import graph
 from dali_echo.factor import Factor, parse_factor
+from dali_echo.memory import parse_bytes
 
 Unit = Literal["sample", "batch"]
 
@@ -23,6 +24,7 @@ class Mark:
     factor: Factor
     unit: Unit
     shuffle_buffer: int
+    memory_limit: int | None
     seed: int | None
 
 
@@ -32,6 +34,7 @@ def echo(
     factor: float | Callable[[int], float] = 2,
     unit: Unit = "sample",
     shuffle_buffer: int | None = None,
+    memory_limit: int | str | None = None,
     seed: int | None = None,
     name: str | None = None,
 ) -> Any:
@@ -49,6 +52,10 @@ def echo(
         shuffle_buffer: live items from which each batch is drawn: samples for unit "sample", by default
             4 batches of them and never fewer than one; batches for "batch", by default 1, which repeats
             each batch at once. Larger puts the uses of an item further apart and costs memory.
+        memory_limit: bytes, or a string such as "512MiB" or "4GiB", that the buffer holds at most. If
+            fewer samples fit than `shuffle_buffer`, it shrinks, and warns once. Each sample then has memory
+            of its own, by a copy: otherwise it keeps the whole upstream batch that it came in. A batch that
+            is being taken from the upstream comes on top.
         seed: of the order of the replay. By default it follows from the pipeline's seed.
         name: of the mark, in statistics and messages; "echo0", "echo1", … by default.
 
@@ -56,6 +63,7 @@ def echo(
         One node for one argument, else a tuple as long as `nodes`.
 
     Raises:
+        MemoryError: when it runs, if one upstream batch does not fit into `memory_limit`.
         RuntimeError: outside of a `dali_echo.pipeline_def` definition, or inside an `if` on a DataNode.
         TypeError, ValueError: for an argument that cannot be; the message holds its value.
     """
@@ -77,6 +85,7 @@ def echo(
         factor=parse_factor(factor),
         unit=_check_unit(unit),
         shuffle_buffer=_check_buffer(shuffle_buffer, unit, pipeline.max_batch_size),
+        memory_limit=None if memory_limit is None else parse_bytes(memory_limit),
         seed=_check_seed(seed),
     )
     outputs = trace.add(mark, nodes)

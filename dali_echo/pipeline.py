@@ -213,6 +213,7 @@ class EchoPipeline(Pipeline):  # type: ignore[misc]
             f"factor of {mark.name!r}": "a schedule" if callable(mark.factor.value) else mark.factor.value,
             f"unit of {mark.name!r}": mark.unit,
             f"shuffle_buffer of {mark.name!r}": mark.shuffle_buffer,
+            f"memory_limit of {mark.name!r}": mark.memory_limit,
             f"seed of {mark.name!r}": self._draw_seed,
             f"operators after {mark.name!r}": _operators(self),
         }

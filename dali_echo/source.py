@@ -10,17 +10,15 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from nvidia.dali.backend import TensorListCPU, TensorListGPU
 from nvidia.dali.types import BatchInfo
 
 from dali_echo.ahead import Ahead
 from dali_echo.buffer import EchoBuffer
 from dali_echo.epochs import EmittedEpochs, ReadPosition, Run
 from dali_echo.mark import Mark
+from dali_echo.memory import MemoryPlan
 from dali_echo.stats import EchoStats
-
-Sample = tuple[Any, ...]
-"""One row: a DALI tensor for each node of the mark."""
+from dali_echo.store import Sample, Store, batch_bytes, tensor_list
 
 Snapshot = Callable[[], Any]
 """Gives the state of a pipeline as it was, to be written into a checkpoint."""
@@ -97,8 +95,9 @@ class Source:
         self._keeps_state = keeps_state
         self._by_sample = mark.unit == "sample"
         self._buffer = EchoBuffer(mark.shuffle_buffer, batch_size if self._by_sample else 1, seed)
-        # The rows of each live item: one for unit "sample".
-        self._items: dict[int, list[Sample]] = {}
+        self._store = Store(self._by_sample, own_memory=mark.memory_limit is not None)
+        self._memory = MemoryPlan(mark)
+        self._refused: Fresh | None = None
         self._taken: deque[Taken] = deque()
         # For unit "batch": the item that a batch was cut from, and its rows that are still to be emitted.
         self._rest: tuple[int, list[Sample]] = (0, [])
@@ -106,7 +105,6 @@ class Source:
         self._last: tuple[int, Sample] | None = None
         self._ended = False
         self._fresh = self._emitted = 0
-        self._live_samples = 0
         self._wait_s = 0.0
         self._request: tuple[int, int] | None = None
         self._batch: list[Any] = []
@@ -139,7 +137,7 @@ class Source:
         """
         self._to_restore = state
         self._fresh, self._emitted = state["fresh"], state["emitted"]
-        self._live_samples = state["live_samples"]
+        self._memory.restore(state["memory"])
         self.emitted.epoch, self.emitted.batch = state["emitted_position"]
         self._position.epoch, self._position.index = state["position"]
         upstream = state["upstream"]
@@ -165,7 +163,7 @@ class Source:
         if self._last is not None:
             samples += [self._last[1]] * cut.copies
         return [
-            _tensor_list(node, contiguous=private)
+            tensor_list(node, contiguous=private)
             for node, private in zip(zip(*samples, strict=True), self._private, strict=True)
         ]
 
@@ -187,53 +185,66 @@ class Source:
         return rows
 
     def _draw_items(self, count: int) -> list[tuple[int, Sample]]:
-        while not self._ended and self._buffer.wants(count, self._factor):
-            self._take()
+        while self._buffer.wants(count, self._factor) and self._take(needed=self._buffer.live < count):
+            pass
         draw = self._buffer.draw(count)
         rows: list[tuple[int, Sample]] = []
         for item, finished in zip(draw.items.tolist(), draw.finished.tolist(), strict=True):
-            rows += [(item, sample) for sample in self._items[item]]
+            rows += [(item, sample) for sample in self._store.rows(item)]
             if finished:
-                self._live_samples -= len(self._items.pop(item))
+                self._store.remove(item)
         return rows
 
-    def _take(self) -> None:
-        """Take one upstream batch into the buffer."""
+    def _take(self, needed: bool) -> bool:
+        """Take one upstream batch into the buffer, unless there is none or no memory for it.
+
+        A batch without room waits, and the draws go on with what is live, if that suffices.
+        """
+        fresh = self._refused or self._wait_for_upstream()
+        if fresh is None:
+            return False
+        self._refused = None
+        size = batch_bytes(fresh.outputs)
+        if not self._memory.has_room(size, self._store.bytes):
+            if needed:
+                raise MemoryError(self._memory.complaint(size, self._store.bytes))
+            self._refused = fresh
+            return False
+        factor = self._factor
+        runs = self._unpack(fresh)
+        items = self._store.add(self._buffer.added, fresh.outputs, sum(run.count for run in runs))
+        self._buffer.capacity = self._memory.capacity(size, items, self._buffer.intake)
+        self._buffer.add(self._planned_uses(runs), factor)
+        self._fresh += sum(run.count for run in runs)
+        return True
+
+    def _wait_for_upstream(self) -> Fresh | None:
+        if self._ended:
+            return None
         start = time.perf_counter()
         try:
             fresh: Fresh = self._upstream.next()
         except StopIteration:
             self._ended = True
-            return
+            return None
         finally:
             self._wait_s += time.perf_counter() - start
-        factor = self._factor
-        runs, items = self._unpack(fresh, self._buffer.added)
-        self._items.update(items)
-        self._buffer.add(self._planned_uses(runs), factor)
-        samples = sum(run.count for run in runs)
-        self._fresh += samples
-        self._live_samples += samples
+        return fresh
 
-    def _unpack(self, fresh: Fresh, first_item: int) -> tuple[list[Run], dict[int, list[Sample]]]:
-        """The fresh rows of an upstream batch, as items from `first_item` on."""
+    def _unpack(self, fresh: Fresh, first_item: int | None = None) -> list[Run]:
+        """Note where an upstream batch begins, and find its fresh rows."""
         sizes = {len(output) for output in fresh.outputs}
         if len(sizes) > 1:
             raise RuntimeError(
                 f"the nodes of the mark {self._mark.name!r} hold batches of different sizes, {sizes}: "
                 f"they must come from operators that work on the same batch"
             )
+        first_item = self._buffer.added if first_item is None else first_item
         position = (self._position.epoch, self._position.index)
         self._taken.append(Taken(first_item, position, self._upstream_now))
         self._upstream_now = fresh.after
         self._upstream_stats = fresh.stats
-        runs = self._position.advance(sizes.pop())
-        # Index, since a slice of a tensor list crashes. Copies that pad a batch are its last rows.
-        rows = range(sum(run.count for run in runs))
-        samples = list(zip(*([output[i] for i in rows] for output in fresh.outputs), strict=True))
-        if self._by_sample:
-            return runs, {first_item + i: [sample] for i, sample in enumerate(samples)}
-        return runs, {first_item: samples} if samples else {}
+        return self._position.advance(sizes.pop())
 
     def _planned_uses(self, runs: Sequence[Run]) -> NDArray[np.int64]:
         ordinal = self._buffer.added
@@ -252,8 +263,10 @@ class Source:
             fresh=self._fresh,
             emitted=self._emitted,
             factor=self._factor,
-            live_samples=self._live_samples,
+            live_samples=self._store.samples,
+            live_bytes=self._store.bytes,
             upstream_wait_s=self._wait_s,
+            downstream_wait_s=self._upstream.idle_s,
         )
         self._forget_taken()
         return Moment([*self._upstream_stats, own], self._state() if self._keeps_state else None)
@@ -283,7 +296,7 @@ class Source:
         return {
             "fresh": self._fresh,
             "emitted": self._emitted,
-            "live_samples": self._live_samples,
+            "memory": self._memory.state(),
             "emitted_position": (self.emitted.epoch, self.emitted.batch),
             "buffer": self._buffer.state(),
             "rest": (rest_item, len(rest)),
@@ -300,18 +313,10 @@ class Source:
         needed = {*self._buffer.items.tolist(), state["last"], *([rest_item] if rest else [])}
         item = state["first_item"]
         while item < self._buffer.added:
-            _, items = self._unpack(self._upstream.next(), item)
-            item += len(items)
-            self._items.update((i, rows) for i, rows in items.items() if i in needed)
-        self._rest = rest_item, self._items[rest_item][-rest:] if rest else []
+            fresh = self._upstream.next()
+            rows = sum(run.count for run in self._unpack(fresh, item))
+            item += self._store.add(item, fresh.outputs, rows, wanted=needed)
+        self._rest = rest_item, list(self._store.rows(rest_item)[-rest:]) if rest else []
         if state["last"] >= 0:
-            self._last = state["last"], self._items[state["last"]][-1]
-        for gone in needed.intersection(self._items) - set(self._buffer.items.tolist()):
-            del self._items[gone]
-
-
-def _tensor_list(samples: Sequence[Any], *, contiguous: bool) -> Any:
-    """A batch of these samples; without a copy of them if it need not be contiguous."""
-    on_gpu = hasattr(samples[0], "device_id")
-    cls = TensorListGPU if on_gpu else TensorListCPU
-    return cls(list(samples), contiguous=contiguous)
+            self._last = state["last"], self._store.rows(state["last"])[-1]
+        self._store.keep(set(self._buffer.items.tolist()))

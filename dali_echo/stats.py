@@ -22,5 +22,9 @@ class EchoStats:
     """Mean number of uses of the items that are read at present."""
     live_samples: int
     """Samples in the buffer that have uses left."""
+    live_bytes: int
+    """Bytes that they hold: with `memory_limit` their own, else all of the upstream batches they are in."""
     upstream_wait_s: float
-    """Seconds for which the draws of these batches waited for the upstream."""
+    """Seconds for which the draws of these batches waited for the upstream, since the pipeline was made."""
+    downstream_wait_s: float
+    """Seconds for which the upstream had a batch ready and waited for it to be taken, since then."""
