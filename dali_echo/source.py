@@ -101,8 +101,8 @@ class Source:
         self._taken: deque[Taken] = deque()
         # For unit "batch": the item that a batch was cut from, and its rows that are still to be emitted.
         self._rest: tuple[int, list[Sample]] = (0, [])
-        # If epochs are padded with copies of the last sample: its item, and itself.
-        self._last: tuple[int, Sample] | None = None
+        # The last sample emitted, which may be copied: its item, how many rows follow it there, and itself.
+        self._last: tuple[int, int, Sample] | None = None
         self._ended = False
         self._fresh = self._emitted = 0
         self._wait_s = 0.0
@@ -153,47 +153,48 @@ class Source:
             self._take_again(self._to_restore)
             self._to_restore = None
         cut = self.emitted.next()
-        rows = self._draw(cut.samples)
-        if not rows and (cut.samples or self._last is None):
+        samples = self._draw(cut.samples)
+        if not samples and (cut.samples or self._last is None):
             raise StopIteration
-        self._emitted += len(rows)
-        if rows and self.emitted.pads:
-            self._last = rows[-1]
-        samples = [sample for _, sample in rows]
-        if self._last is not None:
-            samples += [self._last[1]] * cut.copies
+        self._emitted += len(samples)
+        if cut.copies:
+            samples += [self._last[2]] * cut.copies  # type: ignore[index]
         return [
             tensor_list(node, contiguous=private)
             for node, private in zip(zip(*samples, strict=True), self._private, strict=True)
         ]
 
-    def _draw(self, count: int) -> list[tuple[int, Sample]]:
-        """The next `count` rows with their items, or fewer at the end of the data."""
+    def _draw(self, count: int) -> list[Sample]:
+        """The next `count` rows, or fewer at the end of the data."""
         if self._by_sample:
-            return self._draw_items(count)
-        rows: list[tuple[int, Sample]] = []
-        while len(rows) < count:
+            items, samples = self._draw_items(count)
+            if items:
+                self._last = items[-1], 0, samples[-1]
+            return samples
+        samples = []
+        while len(samples) < count:
             item, rest = self._rest
             if not rest:
-                drawn = self._draw_items(1)
-                if not drawn:
+                items, rest = self._draw_items(1)
+                if not items:
                     break
-                item, rest = drawn[0][0], [sample for _, sample in drawn]
-            part, rest = rest[: count - len(rows)], rest[count - len(rows) :]
+                item = items[0]
+            missing = count - len(samples)
+            part, rest = rest[:missing], rest[missing:]
+            samples += part
             self._rest = item, rest
-            rows += [(item, sample) for sample in part]
-        return rows
+            self._last = item, len(rest), part[-1]
+        return samples
 
-    def _draw_items(self, count: int) -> list[tuple[int, Sample]]:
+    def _draw_items(self, count: int) -> tuple[list[int], list[Sample]]:
+        """Items for a batch, and their rows."""
         while self._buffer.wants(count, self._factor) and self._take(needed=self._buffer.live < count):
             pass
         draw = self._buffer.draw(count)
-        rows: list[tuple[int, Sample]] = []
-        for item, finished in zip(draw.items.tolist(), draw.finished.tolist(), strict=True):
-            rows += [(item, sample) for sample in self._store.rows(item)]
-            if finished:
-                self._store.remove(item)
-        return rows
+        items = draw.items.tolist()
+        samples = self._store.rows(items)
+        self._store.remove(draw.items[draw.finished].tolist())
+        return items, samples
 
     def _take(self, needed: bool) -> bool:
         """Take one upstream batch into the buffer, unless there is none or no memory for it.
@@ -286,7 +287,7 @@ class Source:
         needed = [self._buffer.oldest]
         if rest:
             needed.append(rest_item)
-        if self._last is not None:
+        if self._last is not None and self.emitted.pads:
             needed.append(self._last[0])
         return min(needed)
 
@@ -300,7 +301,7 @@ class Source:
             "emitted_position": (self.emitted.epoch, self.emitted.batch),
             "buffer": self._buffer.state(),
             "rest": (rest_item, len(rest)),
-            "last": -1 if self._last is None else self._last[0],
+            "last": self._last[:2] if self._last and self.emitted.pads else None,
             "first_item": oldest.first_item if oldest else self._buffer.added,
             "position": oldest.position if oldest else (self._position.epoch, self._position.index),
             "upstream": oldest.before if oldest else self._upstream_now,
@@ -310,13 +311,16 @@ class Source:
         """Take the upstream batches again that hold what the state needs, and forget their other rows."""
         self._buffer.restore(state["buffer"])
         rest_item, rest = state["rest"]
-        needed = {*self._buffer.items.tolist(), state["last"], *([rest_item] if rest else [])}
+        last = state["last"]
+        needed = {*self._buffer.items.tolist(), *([rest_item] if rest else []), *(last[:1] if last else [])}
         item = state["first_item"]
         while item < self._buffer.added:
             fresh = self._upstream.next()
             rows = sum(run.count for run in self._unpack(fresh, item))
             item += self._store.add(item, fresh.outputs, rows, wanted=needed)
-        self._rest = rest_item, list(self._store.rows(rest_item)[-rest:]) if rest else []
-        if state["last"] >= 0:
-            self._last = state["last"], self._store.rows(state["last"])[-1]
+        if rest:
+            self._rest = rest_item, self._store.rows([rest_item])[-rest:]
+        if last:
+            item, following = last
+            self._last = item, following, self._store.rows([item])[-1 - following]
         self._store.keep(set(self._buffer.items.tolist()))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,22 +73,23 @@ class Store:
             self.samples += len(items[i])
         return len(items)
 
-    def rows(self, item: int) -> Sequence[Sample]:
-        """The rows of an item that is held."""
-        return self._items[item][0]
+    def rows(self, items: Iterable[int]) -> list[Sample]:
+        """The rows of items that are held, one after the other."""
+        held = self._items
+        return [sample for item in items for sample in held[item][0]]
 
-    def remove(self, item: int) -> None:
-        """Let go of an item."""
-        rows, memory = self._items.pop(item)
-        self.samples -= len(rows)
-        memory.items -= 1
-        if not memory.items:
-            self.bytes -= memory.bytes
+    def remove(self, items: Iterable[int]) -> None:
+        """Let go of items."""
+        for item in items:
+            rows, memory = self._items.pop(item)
+            self.samples -= len(rows)
+            memory.items -= 1
+            if not memory.items:
+                self.bytes -= memory.bytes
 
     def keep(self, items: Collection[int]) -> None:
         """Let go of all but these items."""
-        for item in self._items.keys() - items:
-            self.remove(item)
+        self.remove(self._items.keys() - items)
 
 
 def batch_bytes(outputs: Sequence[Any]) -> int:
@@ -103,11 +104,11 @@ def tensor_list(tensors: Sequence[Any], *, contiguous: bool) -> Any:
 
 
 def _tensor_bytes(tensor: Any) -> int:
-    return math.prod(tensor.shape()) * _item_size(tensor)
+    return int(math.prod(tensor.shape())) * _item_size(tensor)
 
 
 def _item_size(tensor: Any) -> int:
-    return np.dtype(types.to_numpy_type(tensor.dtype)).itemsize
+    return int(np.dtype(types.to_numpy_type(tensor.dtype)).itemsize)
 
 
 def _copy(sample: Sample) -> Sample:
