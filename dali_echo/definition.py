@@ -57,12 +57,13 @@ def _join(stages: list[Stage]) -> Pipeline:
     for number, stage in enumerate(stages):
         _prepare(stage.pipeline, stages[-1].pipeline)
         # By default DALI deals the seeds of operators from the pipeline's, in order: with one seed for all
-        # stages, random operators before and after a mark would be the same stream.
-        stage.pipeline._seed = _derive(seed, number) if number else seed
+        # stages, random operators before and after a mark would be the same stream, and so would those of
+        # two ranks.
+        stage.pipeline._seed = _derive(seed, number, stage.rank) if number or stage.rank else seed
         if stage.joint is None:
             continue
         mark = stage.joint.mark
-        draw_seed = _derive(seed, number, 1) if mark.seed is None else mark.seed
+        draw_seed = _derive(seed if mark.seed is None else mark.seed, number, stage.rank, 1)
         if isinstance(pipeline, EchoPipeline):
             pipeline.cut(EmittedEpochs(pipeline.max_batch_size))
         pipeline = EchoPipeline.of_stage(stage.pipeline, pipeline, stage.joint, draw_seed)

@@ -14,6 +14,7 @@ from nvidia.dali.pipeline import Pipeline
 from nvidia.dali.types import BatchInfo
 
 from dali_echo import bypass
+from dali_echo.ranks import ranks
 
 if TYPE_CHECKING:
     from dali_echo.mark import Mark
@@ -34,9 +35,10 @@ class Joint:
 
 @dataclass
 class Trace:
-    """The marks met while a definition runs."""
+    """The marks met while a definition runs, and the rank that it is for."""
 
     joints: list[Joint] = field(default_factory=list)
+    rank: int = field(default_factory=lambda: ranks()[0])
 
     def add(self, mark: Mark, inputs: tuple[DataNode, ...]) -> tuple[DataNode, ...]:
         """Note a mark, and return the nodes that its definition goes on with."""
@@ -61,6 +63,7 @@ class Stage:
 
     pipeline: Pipeline
     joint: Joint | None
+    rank: int
 
 
 def current_trace() -> Trace | None:
@@ -78,12 +81,14 @@ def split(define: Callable[[], Pipeline]) -> list[Stage]:
         ValueError: if a value bypasses a mark, or a mark is not used.
         RuntimeError: if the definition sets other marks when it runs again.
     """
-    whole, joints = _trace(define)
+    whole, trace = _trace(define)
+    joints = trace.joints
     owners = bypass.check(joints, whole._graph_out, whole._sinks)
     stages: list[Stage] = []
     for number in range(len(joints) + 1):
         last = number == len(joints)
-        pipeline, marks = (whole, joints) if last else _trace(define)
+        pipeline, again = (whole, trace) if last else _trace(define)
+        marks = again.joints
         if len(marks) != len(joints) or len(pipeline._sinks) != len(owners):
             raise RuntimeError(
                 f"the pipeline definition set {len(joints)} marks when it ran first and {len(marks)} "
@@ -95,7 +100,7 @@ def split(define: Callable[[], Pipeline]) -> list[Stage]:
         pipeline._sinks = [
             sink for sink, owner in zip(pipeline._sinks, owners, strict=True) if owner == number
         ]
-        stages.append(Stage(pipeline, marks[number - 1] if number else None))
+        stages.append(Stage(pipeline, marks[number - 1] if number else None, trace.rank))
     return stages
 
 
@@ -108,17 +113,18 @@ def _source(joint: Joint, position: int) -> Callable[[BatchInfo], Any]:
     return source
 
 
-def _trace(define: Callable[[], Pipeline]) -> tuple[Pipeline, list[Joint]]:
+def _trace(define: Callable[[], Pipeline]) -> tuple[Pipeline, Trace]:
     with _tracing() as trace:
         pipeline = define()
-    return pipeline, trace.joints
+    return pipeline, trace
 
 
 @contextlib.contextmanager
 def _tracing() -> Iterator[Trace]:
-    token = _current.set(Trace())
+    trace = Trace()
+    token = _current.set(trace)
     try:
-        yield _current.get()  # type: ignore[misc]
+        yield trace
     finally:
         _current.reset(token)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -11,6 +10,8 @@ from nvidia.dali import fn
 from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import do_not_convert
 
+from dali_echo.graph import current_trace
+from dali_echo.ranks import ranks
 from dali_echo.shards import labels
 from dali_echo.shards.indexing import ShardIndex, escape, shard_index
 from dali_echo.shards.locating import local_paths
@@ -68,6 +69,9 @@ def read(
     for shard in shards:
         _check(shard, outputs)
     shard_id, num_shards = _part(shard_id, num_shards, sum(shard.samples for shard in shards))
+    trace = current_trace()
+    if trace is not None:
+        trace.rank = shard_id
     components = fn.readers.webdataset(
         name=name,
         paths=[str(shard.shard) for shard in shards],
@@ -125,12 +129,7 @@ def _check(shard: ShardIndex, outputs: list[list[str]]) -> None:
 
 def _part(shard_id: int | None, num_shards: int | None, samples: int) -> tuple[int, int]:
     if shard_id is None and num_shards is None:
-        # Looked up, not imported: nobody has initialised what is not yet imported.
-        distributed = sys.modules.get("torch.distributed")
-        if distributed is not None and distributed.is_available() and distributed.is_initialized():
-            shard_id, num_shards = distributed.get_rank(), distributed.get_world_size()
-        else:
-            shard_id, num_shards = 0, 1
+        shard_id, num_shards = ranks()
     if shard_id is None or num_shards is None or not 0 <= shard_id < num_shards:
         raise ValueError(
             f"shard_id={shard_id} and num_shards={num_shards}: give both, with "
