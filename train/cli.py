@@ -10,21 +10,17 @@ from typing import Annotated, Any
 import torch
 import typer
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-)
 
 from pipelines.classification import EchoStage
+from train import demo
 from train.errors import TrainError
 from train.loop import fit
-from train.record import Evaluation
+from train.progress import ProgressBar
 from train.workloads import WORKLOADS, Network, Schedule, Settings, Workload
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
+
+DEVICES = "cpu, cuda or cuda:N; auto is cuda where there is one."
 
 
 def _command(workload: Workload) -> Callable[..., None]:
@@ -38,25 +34,29 @@ def _command(workload: Workload) -> Callable[..., None]:
         ] = None,
         shuffle_buffer: Annotated[
             int | None,
-            typer.Option(min=1, help="Examples (stage batch: batches) from which repeats are drawn."),
+            typer.Option(
+                min=1, help="Examples (stage batch: batches) from which repeats are drawn."
+            ),
         ] = None,
         batch_size: Annotated[int, typer.Option(min=2)] = workload.batch_size,
         epochs: Annotated[
             int, typer.Option(min=1, help="Passes over the fresh examples, at most.")
         ] = workload.epochs,
         max_steps: Annotated[int | None, typer.Option(min=1, help="Steps, at most.")] = None,
-        max_fresh: Annotated[int | None, typer.Option(min=1, help="Fresh examples, at most.")] = None,
+        max_fresh: Annotated[
+            int | None, typer.Option(min=1, help="Fresh examples, at most.")
+        ] = None,
         target: Annotated[
             float | None, typer.Option(min=0, max=1, help="Accuracy, a fraction, at which to stop.")
         ] = None,
         seed: Annotated[int, typer.Option(min=0, max=2**31 - 1)] = 0,
-        device: Annotated[
-            str, typer.Option(help="cpu, cuda or cuda:N; auto is cuda where there is one.")
-        ] = "auto",
+        device: Annotated[str, typer.Option(help=DEVICES)] = "auto",
         out: Annotated[
             Path | None, typer.Option(help="Folder for what the run writes; runs/WORKLOAD.")
         ] = None,
-        lr: Annotated[float, typer.Option(help="Learning rate, after the warm-up.")] = workload.learning_rate,
+        lr: Annotated[
+            float, typer.Option(help="Learning rate, after the warm-up.")
+        ] = workload.learning_rate,
         schedule: Annotated[
             Schedule, typer.Option(help="Of the learning rate; linear goes to 0 at the limits.")
         ] = Schedule.CONSTANT,
@@ -88,15 +88,28 @@ def _command(workload: Workload) -> Callable[..., None]:
         )
         folder = out or Path("runs") / workload.name
         shards = workload.prepare(data)
-        with _ProgressBar() as bar:
-            summary = fit(settings, shards, folder, bar.update)
-        _report(summary, folder)
+        with ProgressBar(workload.name) as bar:
+            result = fit(settings, shards, folder, bar.update)
+        _report(result.summary, folder)
 
     return train
 
 
 for _workload in WORKLOADS.values():
     app.command(_workload.name, help=f"Train on {_workload.name}.")(_command(_workload))
+
+
+@app.command("demo", help=demo.__doc__)
+def _demo(
+    data: Annotated[Path | None, typer.Option(help="Where Fashion-MNIST is.")] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="One seed and a lower target: a minute, not minutes.")
+    ] = False,
+    device: Annotated[str, typer.Option(help=DEVICES)] = "auto",
+    out: Annotated[Path, typer.Option(help="Folder for demo.png and runs/demo.")] = Path("."),
+) -> None:
+    size = demo.QUICK if quick else demo.FULL
+    demo.run(size, demo.WORKLOAD.prepare(data), _device(device), out)
 
 
 def main() -> None:
@@ -134,30 +147,6 @@ def _device(name: str) -> str:
             f"PyTorch can use. Use --device cpu, or a lower number"
         )
     return name
-
-
-class _ProgressBar:
-    def __init__(self) -> None:
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("steps  {task.fields[latest]}"),
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
-        )
-        self._task = self._bar.add_task("Training", total=None, latest="")
-
-    def __enter__(self) -> _ProgressBar:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self._bar.stop()
-
-    def update(self, step: int, planned: int, latest: Evaluation | None) -> None:
-        text = f"accuracy {latest.accuracy:.1%} at {latest.fresh:,} fresh" if latest else ""
-        self._bar.update(self._task, completed=step, total=planned, latest=text)
 
 
 def _report(summary: dict[str, Any], folder: Path) -> None:

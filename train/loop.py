@@ -15,7 +15,7 @@ from train.data import ShardSet
 from train.errors import TrainError
 from train.feed import Feed, cores, held_out
 from train.learner import Learner
-from train.record import Evaluation, Record
+from train.record import Evaluation, Record, Result
 from train.timing import Busy
 from train.workloads import Settings
 
@@ -23,13 +23,12 @@ Progress = Callable[[int, int, Evaluation | None], None]
 """Told after each step: its number, how many are planned, and the latest evaluation."""
 
 
-def fit(settings: Settings, shards: ShardSet, out: Path, progress: Progress | None = None) -> dict[str, Any]:
+def fit(
+    settings: Settings, shards: ShardSet, out: Path, progress: Progress | None = None
+) -> Result:
     """Train until the target or a limit is reached, and write the files of `Record` to `out`.
 
     Times leave out evaluation, so that how often it is done does not matter.
-
-    Returns:
-        What summary.json holds.
 
     Raises:
         TrainError: for settings, shards or a folder that cannot be used, and for a loss that is
@@ -81,8 +80,7 @@ def fit(settings: Settings, shards: ShardSet, out: Path, progress: Progress | No
         "evaluation_s": evaluation_s,
         "evaluated_on": sum(len(batch["label"]) for batch in held),
     }
-    record.close(summary)
-    return summary
+    return record.close(summary)
 
 
 def _planned_steps(settings: Settings, epoch_size: int) -> int:

@@ -14,15 +14,14 @@ NetworkMaker = Callable[[int, int, int], nn.Module]
 
 def small(channels: int, size: int, classes: int) -> nn.Module:
     """Three convolutions, the first two with stride 2: trains at thousands of images/s on a core."""
-    width = 16 * channels**0.5
-    a, b, c = (8 * round(width * scale / 8) for scale in (1, 2, 4))
+    width = 16 if channels == 1 else 32
     after = -(-size // 4)
     return nn.Sequential(
-        *_convolution(channels, a, kernel=5, stride=2),
-        *_convolution(a, b, stride=2),
-        *_convolution(b, c),
+        *_convolution(channels, width, kernel=5, stride=2),
+        *_convolution(width, 2 * width, stride=2),
+        *_convolution(2 * width, 4 * width),
         nn.Flatten(),
-        nn.Linear(c * after * after, classes),
+        nn.Linear(4 * width * after * after, classes),
     )
 
 

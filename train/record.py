@@ -24,6 +24,14 @@ class Evaluation:
     accuracy: float
 
 
+@dataclass(frozen=True)
+class Result:
+    """A run that has ended: what summary.json and metrics.jsonl hold."""
+
+    summary: dict[str, Any]
+    evaluations: list[Evaluation]
+
+
 class Record:
     """Writes into a folder, in which it replaces the files of an earlier run."""
 
@@ -49,8 +57,10 @@ class Record:
         self.evaluations.append(evaluation)
         print(json.dumps(asdict(evaluation)), file=self._metrics, flush=True)
 
-    def close(self, summary: dict[str, Any]) -> None:
+    def close(self, summary: dict[str, Any]) -> Result:
         """Write what describes the whole run."""
+        result = Result(summary, self.evaluations)
         self._metrics.close()
         (self._folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
-        draw_curve(self._folder / "curve.png", self.evaluations, summary)
+        draw_curve(self._folder / "curve.png", result)
+        return result

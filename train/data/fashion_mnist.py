@@ -9,7 +9,7 @@ from __future__ import annotations
 import gzip
 import subprocess
 import tempfile
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -48,16 +48,14 @@ BY_HAND = (
     f"{', '.join(CHECKSUMS)} from {ADDRESS} into one folder and name it with --data"
 )
 
-Source = Callable[[Path], Path]
-"""Puts the four files into a folder that is for temporary use; returns where they are."""
 
-
-def prepare(data: Path | None) -> ShardSet:
+def prepare(data: Path | None, checksums: Mapping[str, Collection[str]] = CHECKSUMS) -> ShardSet:
     """Shards of Fashion-MNIST, made on first use.
 
     Args:
         data: a folder with shards, or with the four files as published, whose shards go to the
             cache; or one that is new or empty, for shards of downloaded data. None: the cache.
+        checksums: SHA-256 of each file to accept.
 
     Raises:
         TrainError: if there is no data to be had, it is not what it should be, or the shards
@@ -66,7 +64,8 @@ def prepare(data: Path | None) -> ShardSet:
     folder = data or cache_folder("fashion-mnist")
     if shards := find_shards(folder):
         return shards
-    if data and any((data / name).exists() for name in CHECKSUMS):
+    if data and any((data / name).exists() for name in checksums):
+        check(data, checksums)
         cached = cache_folder("fashion-mnist")
         return find_shards(cached) or write_shards(cached, load(data))
     if data and data.exists() and not (data.is_dir() and not any(data.iterdir())):
@@ -75,13 +74,22 @@ def prepare(data: Path | None) -> ShardSet:
             f"Fashion-MNIST: name a folder that has, or one that is new or empty to download to"
         )
     with tempfile.TemporaryDirectory() as temporary:
-        return write_shards(folder, load(obtain(Path(temporary))))
+        files = obtain(Path(temporary))
+        check(files, checksums)
+        return write_shards(folder, load(files))
 
 
-def obtain(temporary: Path, sources: Collection[Source] | None = None) -> Path:
-    """A folder with the four files: installed, else from the package, else from the authors."""
+def obtain(temporary: Path) -> Path:
+    """A folder with the four files: installed, else from the package, else from the authors.
+
+    Args:
+        temporary: a folder for what has to be fetched.
+
+    Raises:
+        TrainError: if all of them fail; the message tells how each did.
+    """
     failures = []
-    for source in sources or (installed, debian_package, published):
+    for source in (installed, debian_package, published):
         try:
             return source(temporary)
         except (OSError, subprocess.SubprocessError) as error:
@@ -123,14 +131,20 @@ def published(temporary: Path) -> Path:
     return temporary
 
 
-def load(folder: Path, checksums: Mapping[str, Collection[str]] = CHECKSUMS) -> dict[str, Split]:
-    """The two splits from the four files, after checking these."""
-    arrays = []
+def check(folder: Path, checksums: Mapping[str, Collection[str]]) -> None:
+    """Check that the files are complete and the ones meant.
+
+    Raises:
+        TrainError: if one is not.
+    """
     for name, expected in checksums.items():
         check_sha256(folder / name, expected, BY_HAND)
-        arrays.append(_read_idx(folder / name))
-    train_images, train_labels, test_images, test_labels = arrays
-    return {"train": (train_images, train_labels), "test": (test_images, test_labels)}
+
+
+def load(folder: Path) -> dict[str, Split]:
+    """The two splits from the four files."""
+    arrays = [_read_idx(folder / name) for name in CHECKSUMS]
+    return {"train": (arrays[0], arrays[1]), "test": (arrays[2], arrays[3])}
 
 
 def say(text: str) -> None:
