@@ -92,7 +92,7 @@ def main(
         **{f"e = {e}": whole(urls, size, e, **common) for e in FACTORS},
     }
     rates: dict[str, list[float]] = {name: [] for name in pipelines}
-    for name, pipeline in pipelines.items():
+    for pipeline in pipelines.values():
         images_per_second(pipeline, 2 * max(FACTORS))  # the buffer fills
     for _ in range(rounds):
         for name, pipeline in pipelines.items():
