@@ -2,11 +2,11 @@
 
     python benchmarks/overlap.py
 
-An upstream that waits (for a network, say) for each batch, and a trainer that computes on each batch emitted.
-With t_up for an upstream batch alone, and t_down for the downstream and the trainer on a batch when they never
-starve, data echoing promises max(t_up, e * t_down) for each fresh batch (Choi et al. 2019, arXiv 1907.05550).
-Both times are measured in the same run; the table shows what the wall clock says, from e = 1 to 10 around
-R = 6.
+An upstream that waits (for a network, say) for each batch, and a trainer that computes on each one emitted.
+With t_up for an upstream batch alone, and t_down for the downstream and the trainer on a batch when they
+never starve, data echoing promises max(t_up, e * t_down) for each fresh batch (Choi et al. 2019, arXiv
+1907.05550). Both times are measured in the same run; the table shows what the wall clock says, from e = 1 to
+10 around R = 6.
 """
 
 from __future__ import annotations

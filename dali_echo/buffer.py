@@ -121,6 +121,7 @@ class EchoBuffer:
     def state(self) -> dict[str, Any]:
         """A copy of all that `restore` needs, in small non-negative integers and arrays of them."""
         return {
+            "seed": self.seed,
             "capacity": self.capacity,
             "added": self.added,
             "drawn": self.drawn,
@@ -134,6 +135,7 @@ class EchoBuffer:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a state."""
+        self.seed = state["seed"]
         self.capacity = state["capacity"]
         self.added = state["added"]
         self.drawn = state["drawn"]

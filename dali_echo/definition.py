@@ -53,7 +53,8 @@ def _join(stages: list[Stage]) -> Pipeline:
     pipeline = stages[0].pipeline
     if len(stages) == 1:
         return pipeline
-    seed = pipeline.seed if pipeline.seed is not None else secrets.randbits(31)
+    given = pipeline.seed
+    seed = secrets.randbits(31) if given is None else given
     for number, stage in enumerate(stages):
         _prepare(stage.pipeline, stages[-1].pipeline)
         # By default DALI deals the seeds of operators from the pipeline's, in order: with one seed for all
@@ -66,7 +67,7 @@ def _join(stages: list[Stage]) -> Pipeline:
         draw_seed = _derive(seed if mark.seed is None else mark.seed, number, stage.rank, 1)
         if isinstance(pipeline, EchoPipeline):
             pipeline.cut(EmittedEpochs(pipeline.max_batch_size))
-        pipeline = EchoPipeline.of_stage(stage.pipeline, pipeline, stage.joint, draw_seed)
+        pipeline = EchoPipeline.of_stage(stage.pipeline, pipeline, stage.joint, draw_seed, given)
     return pipeline
 
 

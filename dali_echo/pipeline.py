@@ -30,6 +30,7 @@ class EchoPipeline(Pipeline):  # type: ignore[misc]
     _upstream: Pipeline
     _joint: Joint
     _draw_seed: int
+    _given_seed: int | None
     _ahead: Ahead
     _emitted: EmittedEpochs | None
     _source: Source | None
@@ -41,12 +42,15 @@ class EchoPipeline(Pipeline):  # type: ignore[misc]
         raise TypeError("an EchoPipeline is made by a function decorated with dali_echo.pipeline_def")
 
     @classmethod
-    def of_stage(cls, stage: Pipeline, upstream: Pipeline, joint: Joint, seed: int) -> EchoPipeline:
+    def of_stage(
+        cls, stage: Pipeline, upstream: Pipeline, joint: Joint, draw_seed: int, given_seed: int | None
+    ) -> EchoPipeline:
         """Make an EchoPipeline of what DALI's decorator constructed, which is a Pipeline."""
         stage.__class__ = cls
         stage._upstream = upstream
         stage._joint = joint
-        stage._draw_seed = seed
+        stage._draw_seed = draw_seed
+        stage._given_seed = given_seed
         stage._ahead = Ahead(functools.partial(_run_upstream, upstream))
         stage._emitted = None
         stage._source = None
@@ -103,22 +107,13 @@ class EchoPipeline(Pipeline):  # type: ignore[misc]
             return meta["epoch_size_padded"]
         return {key: m["epoch_size_padded"] for key, m in meta.items()}
 
-    def epoch_samples(self, epoch: int) -> int:
-        """Samples that this pipeline emits in an epoch (counted from 0).
+    def epoch_samples(self, reader_name: str, epoch: int) -> int:
+        """Samples that this pipeline emits in an epoch (counted from 0) of a reader before the mark.
 
         Where shards differ in size, all ranks emit the same number: over as many epochs as there are
         shards, exactly as many as the fresh samples of all ranks give.
-
-        Raises:
-            ValueError: if there is no reader before the mark that could define an epoch.
         """
-        self.build()
-        reader = self._reader()
-        if reader is None:
-            raise ValueError(
-                "no reader before the mark defines an epoch: iterate without reader_name, until the "
-                "source ends"
-            )
+        reader = Reader.from_meta(self._upstream.reader_meta(reader_name))
         return shard_size(self._total(epoch, reader), reader.shards, epoch % reader.shards)
 
     def cut(self, emitted: EmittedEpochs) -> None:
@@ -214,7 +209,9 @@ class EchoPipeline(Pipeline):  # type: ignore[misc]
             f"unit of {mark.name!r}": mark.unit,
             f"shuffle_buffer of {mark.name!r}": mark.shuffle_buffer,
             f"memory_limit of {mark.name!r}": mark.memory_limit,
-            f"seed of {mark.name!r}": self._draw_seed,
+            f"seed of {mark.name!r}": mark.seed,
+            # A random seed is in the states of the random operators and of the buffer.
+            "seed": self._given_seed,
             f"operators after {mark.name!r}": _operators(self),
         }
 

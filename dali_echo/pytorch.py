@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from nvidia.dali.pipeline import Pipeline
@@ -177,7 +177,7 @@ class _EchoedEpochs:
     ) -> None:
         self._pipeline = pipeline
         self._names = names
-        self._endless = reader is None
+        self._reader = reader
         self._epoch = 0
         self._yielded = 0
         self._ahead = 0
@@ -186,15 +186,15 @@ class _EchoedEpochs:
         self._reads_on = policy == LastBatchPolicy.FILL and not pads
         self._drops = policy == LastBatchPolicy.DROP
         size = pipeline.max_batch_size
-        if self._endless or self._drops:
+        if reader is None or self._drops:
             pipeline.cut(EmittedEpochs(size))
         elif policy == LastBatchPolicy.PARTIAL:
-            pipeline.cut(EmittedEpochs(size, pipeline.epoch_samples))
+            pipeline.cut(EmittedEpochs(size, self._samples))
 
     def __len__(self) -> int:
-        if self._endless:
+        if self._reader is None:
             raise TypeError("EchoIterator has no len without reader_name: give the name of the reader")
-        samples = self._pipeline.epoch_samples(self._epoch)
+        samples = self._samples(self._epoch)
         size = self._pipeline.max_batch_size
         if self._drops:
             return int(samples // size)
@@ -242,12 +242,15 @@ class _EchoedEpochs:
         self._epoch, self._yielded, self._ahead = (state[k] for k in ("epoch", "yielded", "ahead"))
 
     def _complete(self) -> bool:
-        return not self._endless and self._yielded == len(self)
+        return self._reader is not None and self._yielded == len(self)
+
+    def _samples(self, epoch: int) -> int:
+        return self._pipeline.epoch_samples(cast(str, self._reader), epoch)
 
     def _end_epoch(self) -> None:
         if self._reads_on:
             read = self._yielded * self._pipeline.max_batch_size
-            self._ahead += read - self._pipeline.epoch_samples(self._epoch)
+            self._ahead += read - self._samples(self._epoch)
         self._epoch += 1
         self._yielded = 0
 

@@ -355,18 +355,45 @@ def test_a_pipeline_is_freed_with_its_threads_without_the_garbage_collector(
     assert set(threading.enumerate()) <= others
 
 
-@pytest.mark.parametrize("ending", ["raise KeyError('left')", "os.kill(os.getpid(), signal.SIGINT)"])
-def test_the_interpreter_ends_in_the_middle_of_an_epoch(shards: Sequence[str], ending: str) -> None:
+ENDINGS = {
+    "an error": ("raise KeyError('left')", "KeyError: 'left'"),
+    "Ctrl-C": ("os.kill(os.getpid(), signal.SIGINT)", "KeyboardInterrupt"),
+    "Ctrl-C while the upstream is stuck": (
+        "signal.alarm(1)\nfor _ in range(9): pipeline.run()",
+        "KeyboardInterrupt",
+    ),
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_the_interpreter_ends_in_the_middle_of_an_epoch(ending: str) -> None:
+    """An upstream that hangs from its eighth batch on does not keep it."""
+    code, expected = ENDINGS[ending]
     script = f"""
-import os, signal
-from tests.streams import echoed
-pipeline = echoed({list(shards)!r}, None, {{"factor": 3}})
-for _ in range(5):
+import os, signal, threading
+import numpy as np
+import nvidia.dali.fn as fn
+from dali_echo import echo, pipeline_def
+
+def read(info):
+    if info.iteration == 8:
+        threading.Event().wait()
+    return [np.float32(i) for i in range(8)]
+
+@pipeline_def(batch_size=8, num_threads=1, device_id=None, seed=1)
+def stuck():
+    return echo(fn.external_source(source=read, batch_info=True), factor=1)
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+signal.signal(signal.SIGALRM, interrupt)
+pipeline = stuck()
+for _ in range(3):
     pipeline.run()
-{ending}
+{code}
 """
     ended = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
     )
-    expected = "KeyError: 'left'" if "KeyError" in ending else "KeyboardInterrupt"
     assert ended.stderr.strip().endswith(expected), ended.stderr

@@ -161,6 +161,20 @@ def test_dali_s_own_iterator_counts_right(
         assert 3 * samples <= total < 3 * samples + BATCH
 
 
+def test_the_named_reader_defines_the_epoch(shards: Sequence[str]) -> None:
+    @pipeline_def(batch_size=BATCH, num_threads=1, device_id=None, seed=11)
+    def two() -> Any:
+        every, _ = read(shards)
+        first, _ = fn.readers.webdataset(paths=shards[:1], ext=["jpg", "cls"], name="first")
+        return echo(fn.decoders.image(every), fn.decoders.image(first), factor=2)
+
+    for reader, samples in (("first", 100), ("train", SAMPLES)):
+        iterator = EchoIterator(
+            two(), ["a", "b"], reader_name=reader, last_batch_policy=LastBatchPolicy.PARTIAL
+        )
+        assert sum(len(batch["a"]) for batch in iterator) == 2 * samples
+
+
 def test_without_a_mark_it_is_dali_s_iterator(shards: Sequence[str]) -> None:
     for policy in LastBatchPolicy:
         ours = EchoIterator(images(shards), NAMES, reader_name="train", last_batch_policy=policy)

@@ -83,6 +83,10 @@ def test_a_state_of_a_resumed_run_resumes(shards: Sequence[str]) -> None:
         states.append(state)
 
 
+def test_without_a_seed_a_state_resumes_all_the_same(shards: Sequence[str]) -> None:
+    assert_resumes_exactly(lambda: iterate(resumable(shards, [{"factor": 2.5}, {}], seed=None)), 12)
+
+
 def test_dali_s_own_checkpoint_argument_resumes(shards: Sequence[str]) -> None:
     marks: Marks = [{"factor": 2.5}, {"factor": 2, "unit": "batch"}]
     whole = resumable(shards, marks)
