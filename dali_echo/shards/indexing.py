@@ -16,6 +16,7 @@ from dali_echo.shards import labels
 from dali_echo.shards.locating import local_paths
 from dali_echo.shards.walking import Sample, samples
 
+_SEPARATOR = re.compile(r"[\s%]")
 _VERSION = 1  # of what is cached: raise it whenever an older cache would be wrong
 
 
@@ -61,11 +62,9 @@ def index(paths: str | Path | Iterable[str | Path]) -> list[Path]:
 def shard_index(shard: Path) -> ShardIndex:
     """Index one shard, or find its index in the cache."""
     with shard.open("rb") as file:
-        status = os.fstat(file.fileno())
-        identity = (str(shard.resolve()), status.st_size, status.st_mtime_ns, _VERSION)
-        name = hashlib.sha256(repr(identity).encode()).hexdigest()
+        place, state = _hash(str(shard.resolve())), _state(os.fstat(file.fileno()))
         folder = _cache_folder()
-        index_file, summary_file = folder / f"{name}.idx", folder / f"{name}.json"
+        index_file, summary_file = folder / f"{place}-{state}.idx", folder / f"{place}-{state}.json"
         try:
             if index_file.exists():
                 return ShardIndex(shard, index_file, **json.loads(summary_file.read_bytes()))
@@ -78,7 +77,18 @@ def shard_index(shard: Path) -> ShardIndex:
     # Whoever else builds the same files at the same time writes the same bytes.
     _write(index_file, _text(found))
     _write(summary_file, json.dumps(summary))
+    if _state(shard.stat()) == state:  # else a process that came later has indexed it as it is now
+        for stale in set(folder.glob(f"{place}-*")) - {index_file, summary_file}:
+            stale.unlink(missing_ok=True)
     return built
+
+
+def _state(status: os.stat_result) -> str:
+    return _hash(status.st_size, status.st_mtime_ns, _VERSION)
+
+
+def _hash(*what: object) -> str:
+    return hashlib.sha256(repr(what).encode()).hexdigest()[:32]
 
 
 def _cache_folder() -> Path:
@@ -98,7 +108,7 @@ def _text(found: Iterable[Sample]) -> str:
 
 def escape(name: str) -> str:
     """Percent-encode white space, which separates the fields of an index, and the sign itself."""
-    return re.sub(r"[\s%]", lambda match: "".join(f"%{byte:02X}" for byte in match[0].encode()), name)
+    return _SEPARATOR.sub(lambda match: "".join(f"%{byte:02X}" for byte in match[0].encode()), name)
 
 
 def _layouts(found: Iterable[Sample]) -> list[tuple[list[str], str]]:
@@ -127,7 +137,7 @@ def _write(path: Path, text: str) -> None:
     """Write a file that is seen whole or not at all."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}")
     except OSError as error:
         raise OSError(
             f"index files of shards cannot be kept in {path.parent} ({error.strerror}): "

@@ -71,9 +71,9 @@ def test_an_index_is_replaced_whole_and_never_rewritten_in_place(write_tar, cach
         assert reader.read() == text
 
 
-def test_a_changed_shard_gets_a_new_index(write_tar):
-    path = write_tar("a.tar", PAIR)
-    (old,) = shards.index([path])
+def test_a_changed_shard_gets_a_new_index_in_place_of_the_old(write_tar, cache):
+    path, other = write_tar("a.tar", PAIR), write_tar("b.tar", PAIR)
+    old, kept = shards.index([path, other])
     status = path.stat()
     write_tar("a.tar", [("0.cls", b"0"), ("2.cls", b"22")])
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
@@ -81,6 +81,9 @@ def test_a_changed_shard_gets_a_new_index(write_tar):
     assert path.stat().st_size == status.st_size
     assert new != old
     assert "2.cls" in new.read_text()
+    assert {file.with_suffix("") for file in cache.iterdir()} == {
+        file.with_suffix("") for file in (new, kept)
+    }
 
 
 def test_a_read_only_folder_of_shards_is_left_alone(write_tar, tmp_path):

@@ -1,0 +1,177 @@
+"""The members of a tar file: as exact as `tarfile`, and several times faster.
+
+The layout is that of POSIX.1-2001 (USTAR and PAX headers) and of GNU tar (long names, numbers in
+base 256). Of a member, only its name, its place and whether it is a regular file matter here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import zlib
+from collections.abc import Iterator
+from typing import BinaryIO, Literal, NamedTuple
+
+_BLOCK = 512
+_ZEROS = bytes(_BLOCK)
+_FILE = b"0\x007"
+_WITHOUT_DATA = b"123456"  # links, devices, folders, pipes
+_ABOUT_THE_NEXT = b"xgXLK"  # PAX records; GNU long names
+_PAX_RECORD = re.compile(rb"(\d{1,10}) ([^=\n]+)=")
+
+Damage = Literal["not a tar", "truncated", "bad header", "concatenated", "trailing data", "sparse"]
+
+
+class Member(NamedTuple):
+    """A member's name, the offset and size of its bytes, and whether it is a regular file."""
+
+    name: str
+    offset: int
+    size: int
+    is_file: bool
+
+
+class DamagedTarError(ValueError):
+    """A tar that does not hold what it should, and the kind of damage."""
+
+    def __init__(self, kind: Damage, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+def members(file: BinaryIO) -> Iterator[Member]:
+    """Give the members in order, up to where the tar is damaged.
+
+    A tar without an end mark is whole if its last member is.
+
+    Raises:
+        DamagedTarError: `file` is no tar, or a compressed one; a header is damaged; the file ends
+            inside a member, or goes on after the end mark; a member is stored as a sparse file.
+    """
+    end = file.seek(0, os.SEEK_END)
+    if not end:
+        raise DamagedTarError("not a tar", "the file is empty")
+    common: dict[bytes, bytes] = {}  # PAX records for all members to come,
+    records: dict[bytes, bytes] = {}  # and those for the next one
+    position = 0
+    while position < end:
+        file.seek(position)
+        block = file.read(_BLOCK)
+        if block == _ZEROS:
+            return _check_tail(file, position)
+        size, kind, start = _size(block, position), block[156], position + _BLOCK
+        if kind in _ABOUT_THE_NEXT:
+            position = _after(start, size, end, f"the header at byte {position}")
+            body = file.read(size)
+            if kind in b"g":
+                common.update(_pax_records(body, start))
+            elif kind in b"xX":
+                records.update(_pax_records(body, start))
+            elif kind in b"L":
+                records[b"path"] = body.partition(b"\0")[0]
+            continue
+        name = block[:100].partition(b"\0")[0]
+        if block[345] and block[257:263] == b"ustar\0":
+            name = block[345:500].partition(b"\0")[0] + b"/" + name
+        sparse = False
+        if common or records:
+            records = {**common, **records}
+            name = records.get(b"path", name)
+            if b"size" in records:
+                size = _decimal(records[b"size"], position)
+            sparse = any(key.startswith(b"GNU.sparse.") for key in records)
+            records = {}
+        text = name.decode("utf-8", "surrogateescape")
+        if sparse or kind in b"S":
+            raise DamagedTarError("sparse", f"member {text!r} is stored as a sparse file")
+        folder = kind in _WITHOUT_DATA or text.endswith("/")
+        position = start if folder else _after(start, size, end, f"member {text!r}")
+        yield Member(text, start, size, kind in _FILE and not folder)
+
+
+def _size(block: bytes, position: int) -> int:
+    """Check a header and give the size in it."""
+    try:
+        if len(block) < _BLOCK:
+            raise ValueError
+        _check_sum(block)
+        field = block[124:136]
+        if field[0] == 0x80:
+            return int.from_bytes(field[1:], "big")
+        return int(field.partition(b"\0")[0].strip() or b"0", 8)
+    except ValueError:
+        pass
+    if position == 0:
+        compressed = (
+            " (it looks compressed)" if block[:2] in (b"\x1f\x8b", b"BZ", b"\x28\xb5", b"\xfd7") else ""
+        )
+        raise DamagedTarError("not a tar", f"the file does not begin with a tar header{compressed}")
+    if len(block) < _BLOCK:
+        raise DamagedTarError("truncated", f"unexpected end of data in the header at byte {position}")
+    raise DamagedTarError("bad header", f"no tar header at byte {position}, or one with a wrong checksum")
+
+
+def _check_sum(block: bytes) -> None:
+    """Raise ValueError unless the sum of the header's bytes is the one that it holds."""
+    stored = int(block[148:156].partition(b"\0")[0], 8)
+    summed = block[:148] + b"        " + block[156:]
+    # The lower half of Adler-32 is 1 + the sum modulo 65521, ten times as fast as `sum`.
+    if zlib.adler32(summed) & 0xFFFF == (1 + stored) % 65521:
+        return
+    # Some old tars add the bytes as signed.
+    if sum(summed) - 256 * sum(byte > 127 for byte in summed) != stored:
+        raise ValueError
+
+
+def _after(start: int, size: int, end: int, what: str) -> int:
+    """Where the header after `size` bytes of data stands."""
+    position = start + (size + _BLOCK - 1) // _BLOCK * _BLOCK
+    if position > end:
+        raise DamagedTarError("truncated", f"unexpected end of data at byte {end}, in {what}")
+    return position
+
+
+def _pax_records(body: bytes, start: int) -> dict[bytes, bytes]:
+    records = {}
+    at = 0
+    while at < len(body) and body[at]:
+        match = _PAX_RECORD.match(body, at)
+        after = at + int(match[1]) if match else 0
+        if match is None or after < match.end() or body[after - 1 : after] != b"\n":
+            raise DamagedTarError("bad header", f"no PAX record at byte {start + at}")
+        records[match[2]] = body[match.end() : after - 1]
+        at = after
+    return records
+
+
+def _decimal(text: bytes, position: int) -> int:
+    if not text.isdigit() or len(text) > 19:
+        raise DamagedTarError(
+            "bad header", f"size {text[:20]!r} of the member at byte {position} is no number"
+        )
+    return int(text)
+
+
+def _check_tail(file: BinaryIO, position: int) -> None:
+    """Make sure that only zeros follow the end mark at `position`."""
+    file.seek(position)
+    at = position
+    while chunk := file.read(1 << 20):
+        rest = chunk.lstrip(b"\0")
+        at += len(chunk) - len(rest)
+        if rest:
+            break
+    else:
+        return
+    at -= at % _BLOCK
+    file.seek(at)
+    try:
+        _size(file.read(_BLOCK), at)
+    except DamagedTarError:
+        raise DamagedTarError(
+            "trailing data", f"the archive ends at byte {position} but data follows at byte {at}"
+        ) from None
+    raise DamagedTarError(
+        "concatenated",
+        f"the archive ends at byte {position} but another begins at byte {at}: several tars in one file",
+    )
