@@ -125,7 +125,6 @@ class EchoBuffer:
             "capacity": self.capacity,
             "added": self.added,
             "drawn": self.drawn,
-            "last_intake": self._last_intake + 1,
             "item": np.diff(self._item, prepend=0),
             "left": self._left.copy(),
             "used": self._used.copy(),
@@ -139,7 +138,6 @@ class EchoBuffer:
         self.capacity = state["capacity"]
         self.added = state["added"]
         self.drawn = state["drawn"]
-        self._last_intake = state["last_intake"] - 1
         self._item, self._arrival = np.cumsum(state["item"]), np.cumsum(state["arrival"])
         self._left, self._used, self._stretch = (
             state[column].copy() for column in ("left", "used", "stretch")

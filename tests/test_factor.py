@@ -27,7 +27,7 @@ def test_uses_are_the_integers_around_the_factor_and_add_up(factor: float, parts
 def test_a_schedule_counts_anew_in_each_epoch() -> None:
     factor = Factor(lambda epoch: 1.5 + epoch)
     for epoch in range(3):
-        uses = factor.uses(epoch, 0, 1000 * epoch + 7, 25)
+        uses = factor.uses(epoch, 0, 2 * epoch + 1, 25)
         assert uses.sum() == factor.samples(epoch, 25) == round(25 * (1.5 + epoch))
 
 

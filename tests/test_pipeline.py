@@ -123,7 +123,8 @@ def test_a_schedule_changes_the_factor_by_epoch(shards: Sequence[str]) -> None:
 
 
 def test_copies_that_pad_a_batch_are_not_echoed(shards: Sequence[str]) -> None:
-    batches = run(echoed(shards, {"pad_last_batch": True}, {"factor": 2}), 4 * 16)
+    pipeline = echoed(shards, {"pad_last_batch": True}, {"factor": 2})
+    batches = run(pipeline, 4 * 16)
     for epoch in range(4):
         last = batches[16 * epoch + 15]
         samples = 2 * SAMPLES - 15 * BATCH
@@ -132,6 +133,8 @@ def test_copies_that_pad_a_batch_are_not_echoed(shards: Sequence[str]) -> None:
         batches[16 * epoch + 15] = last[:samples]
     counts = uses(batches)
     assert max(counts.values()) == 2
+    (stats,) = pipeline.echo_stats()
+    assert stats.fresh - stats.live_samples == sum(count == 2 for count in counts.values())
     # The reader's copies of the last sample are other readings of it.
     assert len([image for image, _ in counts if image == SAMPLES - 1]) <= 5
 
