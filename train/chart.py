@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, PercentFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
 if TYPE_CHECKING:
     from train.compare import Condition
@@ -32,12 +32,10 @@ def draw_curve(path: Path, result: Result) -> None:
     figure.savefig(path, dpi=150)
 
 
-def draw_comparison(
-    path: Path, conditions: Sequence[Condition], workload: str, target: float
-) -> None:
+def draw_comparison(path: Path, conditions: Sequence[Condition], title: str, target: float) -> None:
     """The fresh examples to the target of each condition, and how its runs came there."""
     figure = Figure(figsize=(11, 4.4), layout="constrained")
-    figure.suptitle(f"{workload}: fresh examples to {target:.0%} accuracy", fontweight="bold")
+    figure.suptitle(title, fontweight="bold")
     bars, curves = figure.subplots(1, 2, width_ratios=(1, 1.25))
     base = conditions[0].mean("fresh_to_target")
     for row, (condition, colour) in enumerate(zip(conditions, COLOURS, strict=True)):
@@ -46,17 +44,22 @@ def draw_comparison(
         if fresh:
             bars.barh(row, mean, color=colour, alpha=0.35)
             bars.plot(fresh, [row] * len(fresh), "o", color=colour)
-        text = f"{mean:,.0f}  (× {mean / base:.2f})" if condition.complete else "target not reached"
+        text = f"{mean:,.0f}  (ratio {mean / base:.2f})"
+        if not condition.complete:
+            text = f"{len(fresh)} of {len(condition.results)} runs reached the target"
         bars.annotate(text, (0, row), xytext=(6, 14), textcoords="offset points", va="center")
         for result in condition.results:
             _plot_accuracy(curves, result, color=colour, label=condition.name, linewidth=1.3)
     bars.set_yticks(range(len(conditions)), [condition.name for condition in conditions])
     bars.invert_yaxis()
     bars.set_xlim(left=0)
-    bars.set_xlabel("fresh examples to the target: mean, and each seed as a dot")
+    bars.set_xlabel("fresh examples to the target: mean (bar), each seed (dot)")
+    bars.xaxis.set_major_locator(MaxNLocator(5))
     _separate_thousands(bars.xaxis)
     bars.spines[["top", "right"]].set_visible(False)
     _finish_accuracy(curves, target)
+    # The steep beginning would flatten what matters.
+    curves.set_ylim(bottom=max(0, target - 0.3))
     handles, names = curves.get_legend_handles_labels()
     legend = dict(zip(names, handles, strict=True))
     curves.legend(legend.values(), legend.keys(), loc="lower right", frameon=False)

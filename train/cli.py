@@ -34,33 +34,29 @@ def _command(workload: Workload) -> Callable[..., None]:
         ] = None,
         shuffle_buffer: Annotated[
             int | None,
-            typer.Option(
-                min=1, help="Examples (stage batch: batches) from which repeats are drawn."
-            ),
+            typer.Option(min=1, help="Examples (stage batch: batches) from which repeats are drawn."),
         ] = None,
-        batch_size: Annotated[int, typer.Option(min=2)] = workload.batch_size,
+        batch_size: Annotated[int, typer.Option(min=2, help="Examples in a step.")] = workload.batch_size,
         epochs: Annotated[
             int, typer.Option(min=1, help="Passes over the fresh examples, at most.")
         ] = workload.epochs,
         max_steps: Annotated[int | None, typer.Option(min=1, help="Steps, at most.")] = None,
-        max_fresh: Annotated[
-            int | None, typer.Option(min=1, help="Fresh examples, at most.")
-        ] = None,
-        target: Annotated[
-            float | None, typer.Option(min=0, max=1, help="Accuracy, a fraction, at which to stop.")
-        ] = None,
-        seed: Annotated[int, typer.Option(min=0, max=2**31 - 1)] = 0,
+        max_fresh: Annotated[int | None, typer.Option(min=1, help="Fresh examples, at most.")] = None,
+        target: Annotated[float | None, typer.Option(help="Accuracy, a fraction, at which to stop.")] = None,
+        seed: Annotated[
+            int, typer.Option(min=0, max=2**31 - 1, help="Of weights, order and augmentation.")
+        ] = 0,
         device: Annotated[str, typer.Option(help=DEVICES)] = "auto",
         out: Annotated[
             Path | None, typer.Option(help="Folder for what the run writes; runs/WORKLOAD.")
         ] = None,
         lr: Annotated[
-            float, typer.Option(help="Learning rate, after the warm-up.")
+            float, typer.Option(min=0, help="Learning rate, after the warm-up.")
         ] = workload.learning_rate,
         schedule: Annotated[
             Schedule, typer.Option(help="Of the learning rate; linear goes to 0 at the limits.")
         ] = Schedule.CONSTANT,
-        network: Annotated[Network, typer.Option()] = Network.SMALL,
+        network: Annotated[Network, typer.Option(help="small suits a CPU, resnet32 a GPU.")] = Network.SMALL,
         eval_every: Annotated[
             int, typer.Option(min=1, help="Fresh examples between evaluations.")
         ] = workload.eval_every,
@@ -77,7 +73,7 @@ def _command(workload: Workload) -> Callable[..., None]:
             epochs=epochs,
             max_steps=max_steps,
             max_fresh=max_fresh,
-            target=target,
+            target=_target(target),
             network=network,
             learning_rate=lr,
             schedule=schedule,
@@ -130,6 +126,12 @@ def _echo_factor(stage: EchoStage, factor: float | None, buffer: int | None) -> 
                 )
         return 1.0
     return 2.0 if factor is None else factor
+
+
+def _target(target: float | None) -> float | None:
+    if target is not None and not 0 <= target <= 1:
+        raise typer.BadParameter(f"--target {target:g} is not a fraction: write 0.9 for 90 %")
+    return target
 
 
 def _device(name: str) -> str:

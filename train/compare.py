@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isfinite
 from statistics import fmean, stdev
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from train.record import Result
+
+NOTHING = "–"
 
 
 @dataclass(frozen=True)
@@ -38,25 +42,27 @@ class Condition:
         values = self.values(key)
         return fmean(values) if values else float("nan")
 
+    def ratio(self, base: Condition, key: str) -> float:
+        """`mean` in units of another condition's."""
+        return self.mean(key) / base.mean(key)
+
 
 def table(conditions: Sequence[Condition], title: str) -> Table:
     """Means over the runs that reached the target, with the standard deviation."""
     base = conditions[0]
-    grid = Table(title=title)
-    grid.add_column("")
-    for heading in ("fresh examples", "vs no echo", "steps", "seconds", "accuracy", "reached"):
-        grid.add_column(heading, justify="right")
+    grid = Table(title=title, box=SIMPLE_HEAD, pad_edge=False)
+    grid.add_column("", no_wrap=True)
+    for heading in ("fresh examples", "ratio", "steps", "seconds", "accuracy %", "reached"):
+        grid.add_column(heading, justify="right", no_wrap=True)
     for condition in conditions:
-        fresh = condition.mean("fresh_to_target")
+        ratio = condition.ratio(base, "fresh_to_target")
         grid.add_row(
             condition.name,
             _spread(condition.values("fresh_to_target"), "{:,.0f}"),
-            f"× {fresh / base.mean('fresh_to_target'):.2f}"
-            if condition.reached and base.reached
-            else "–",
+            f"{ratio:.2f}" if isfinite(ratio) else NOTHING,
             _spread(condition.values("steps"), "{:,.0f}"),
             _spread(condition.values("wall_s_to_target"), "{:.1f}"),
-            _spread(condition.values("value"), "{:.2%}"),
+            _spread([100 * value for value in condition.values("value")], "{:.1f}"),
             f"{len(condition.reached)}/{len(condition.results)}",
         )
     return grid
@@ -65,12 +71,12 @@ def table(conditions: Sequence[Condition], title: str) -> Table:
 def verdict(base: Condition, echoed: Condition) -> str:
     """What an echo changed, in fresh examples and in seconds."""
     if not (base.complete and echoed.complete):
-        return f"{echoed.name}: not every run reached the target, so there is no fair comparison."
-    fresh = echoed.mean("fresh_to_target") / base.mean("fresh_to_target")
-    seconds = echoed.mean("wall_s_to_target") / base.mean("wall_s_to_target")
+        return f"{echoed.name}: not every run reached the target: there is no fair comparison."
+    fresh = echoed.ratio(base, "fresh_to_target")
+    seconds = echoed.ratio(base, "wall_s_to_target")
     return (
-        f"{echoed.name}: × {fresh:.2f} the fresh examples{_comment(fresh)}, "
-        f"× {seconds:.2f} the seconds{_comment(seconds)}."
+        f"{echoed.name}: {fresh:.2f} times the fresh examples{_comment(fresh)}, "
+        f"{seconds:.2f} times the seconds{_comment(seconds)}."
     )
 
 
@@ -90,11 +96,11 @@ def why(base: Condition) -> str:
 
 
 def _comment(ratio: float) -> str:
-    return "" if ratio < 1 else " (it does not help here)"
+    return "" if ratio < 1 else " (echo does not help here)"
 
 
 def _spread(values: Sequence[float], form: str) -> str:
     if not values:
-        return "–"
+        return NOTHING
     mean = form.format(fmean(values))
     return f"{mean} ± {form.format(stdev(values))}" if len(values) > 1 else mean

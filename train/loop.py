@@ -23,9 +23,7 @@ Progress = Callable[[int, int, Evaluation | None], None]
 """Told after each step: its number, how many are planned, and the latest evaluation."""
 
 
-def fit(
-    settings: Settings, shards: ShardSet, out: Path, progress: Progress | None = None
-) -> Result:
+def fit(settings: Settings, shards: ShardSet, out: Path, progress: Progress | None = None) -> Result:
     """Train until the target or a limit is reached, and write the files of `Record` to `out`.
 
     Times leave out evaluation, so that how often it is done does not matter.
@@ -43,7 +41,8 @@ def fit(
     learner = Learner(settings, planned)
     record = Record(out)
     busy = Busy(device)
-    max_fresh = settings.max_fresh or math.inf
+    max_fresh = math.inf if settings.max_fresh is None else settings.max_fresh
+    target = math.inf if settings.target is None else settings.target
     next_eval = settings.eval_every
     losses: list[torch.Tensor] = []
     evaluation_s = 0.0
@@ -67,7 +66,7 @@ def fit(
             record.add(evaluation)
             losses.clear()
             next_eval = (feed.fresh // settings.eval_every + 1) * settings.eval_every
-            over = over or evaluation.accuracy >= (settings.target or math.inf)
+            over = over or evaluation.accuracy >= target
             evaluation_s += time.perf_counter() - paused
         if progress:
             progress(step, planned, record.latest)
@@ -88,7 +87,7 @@ def _planned_steps(settings: Settings, epoch_size: int) -> int:
     steps = math.ceil(settings.epochs * epoch_size / settings.batch_size)
     if settings.max_fresh is not None:
         steps = min(steps, math.ceil(settings.max_fresh * settings.uses / settings.batch_size))
-    return min(steps, settings.max_steps or steps)
+    return steps if settings.max_steps is None else min(steps, settings.max_steps)
 
 
 def _mean(losses: list[torch.Tensor], step: int) -> float:

@@ -14,6 +14,7 @@ class ProgressBar:
     """Shows steps, of those at most to come, and the latest accuracy, on standard error."""
 
     def __init__(self, name: str) -> None:
+        console = Console(stderr=True)
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -21,8 +22,9 @@ class ProgressBar:
             TextColumn("steps at most"),
             TimeElapsedColumn(),
             TextColumn("{task.fields[latest]}"),
-            console=Console(stderr=True),
+            console=console,
             transient=True,
+            disable=not console.is_terminal,
         )
         self._task = self._bar.add_task(name, total=None, latest="")
 

@@ -95,7 +95,7 @@ WORKLOADS = {
             images=ImageFormat(size=32, mean=(125.3, 123.0, 113.9), std=(63.0, 62.1, 66.7)),
             classes=10,
             epochs=10,
-            learning_rate=0.03,
+            learning_rate=0.02,
         ),
     )
 }

@@ -1,4 +1,4 @@
-"""Tiny data sets: which quadrant of an image is bright is its class."""
+"""Tiny data sets: which of four bands of an image is bright is its class."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ from train.workloads import WORKLOADS, Network, Schedule, Settings
 TRAIN, TEST = 320, 60
 
 
-def quadrants(count: int, size: int, colours: int | None = None, seed: int = 0) -> Split:
+def banded(count: int, size: int, colours: int | None = None, seed: int = 0) -> Split:
     """Noisy images, grey or with a channel for each colour, and their classes, 0 to 3."""
     rng = np.random.default_rng(seed)
     labels = rng.integers(0, 4, count)
     shape = (count, size, size) if colours is None else (count, size, size, colours)
     images = rng.integers(0, 100, shape, dtype=np.uint8)
-    half = size // 2
+    band = size // 4
     for image, label in zip(images, labels, strict=True):
-        top, left = divmod(int(label), 2)
-        image[top * half : (top + 1) * half, left * half : (left + 1) * half] += 120
+        image[label * band : (label + 1) * band] += 120
     return images, labels
 
 
@@ -40,7 +39,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> ShardSet:
     """Shards of grey images of 28 × 28 pixels, in the place of Fashion-MNIST."""
-    splits = {"train": quadrants(TRAIN, 28), "test": quadrants(TEST, 28, seed=1)}
+    splits = {"train": banded(TRAIN, 28), "test": banded(TEST, 28, seed=1)}
     return write_shards(tmp_path_factory.mktemp("tiny") / "shards", splits)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import webdataset
 
-from tests.train.conftest import quadrants
+from tests.train.conftest import banded
 from train.data import cifar10
 from train.errors import TrainError
 
@@ -22,7 +22,7 @@ MEMBERS = [member for members in cifar10.MEMBERS.values() for member in members]
 
 def batch(seed: int) -> dict[bytes, Any]:
     """As Python 2 has pickled them: keys are bytes, and pixels lie plane by plane."""
-    images, labels = quadrants(6, 32, colours=3, seed=seed)
+    images, labels = banded(6, 32, colours=3, seed=seed)
     data = images.transpose(0, 3, 1, 2).reshape(6, -1)
     return {b"batch_label": b"", b"labels": labels.tolist(), b"data": np.ascontiguousarray(data)}
 
@@ -67,11 +67,9 @@ def test_shards_of_the_archive(archive, cache, named):
     assert shards.train == [cache / "cifar10" / "train-0000.tar"]
     for paths, seeds in ((shards.train, range(5)), (shards.test, [5])):
         samples = list(webdataset.WebDataset(str(paths[0]), shardshuffle=False).decode("rgb8"))
-        expected = [quadrants(6, 32, colours=3, seed=seed) for seed in seeds]
+        expected = [banded(6, 32, colours=3, seed=seed) for seed in seeds]
         assert [s["cls"] for s in samples] == np.concatenate([e[1] for e in expected]).tolist()
-        np.testing.assert_array_equal(
-            [s["png"] for s in samples], np.concatenate([e[0] for e in expected])
-        )
+        np.testing.assert_array_equal([s["png"] for s in samples], np.concatenate([e[0] for e in expected]))
 
 
 def test_a_folder_of_shards_is_taken_as_it_is(tiny):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import webdataset
 
-from tests.train.conftest import quadrants
+from tests.train.conftest import banded
 from train.data import fashion_mnist
 from train.errors import TrainError
 
@@ -21,7 +21,7 @@ def files(tmp_path: Path) -> Path:
     """The four files, with few images."""
     folder = tmp_path / "files"
     folder.mkdir()
-    arrays = [*quadrants(20, 28), *quadrants(10, 28, seed=1)]
+    arrays = [*banded(20, 28), *banded(10, 28, seed=1)]
     for name, array in zip(fashion_mnist.CHECKSUMS, arrays, strict=True):
         header = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes()
         (folder / name).write_bytes(gzip.compress(header + array.astype(np.uint8).tobytes()))
@@ -48,7 +48,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_shards_hold_the_images_and_go_to_the_cache(files, checksums, cache):
     shards = fashion_mnist.prepare(files, checksums)
     assert shards.train == [cache / "fashion-mnist" / "train-0000.tar"]
-    images, labels = quadrants(10, 28, seed=1)
+    images, labels = banded(10, 28, seed=1)
     samples = list(webdataset.WebDataset(str(shards.test[0]), shardshuffle=False).decode("l8"))
     assert [sample["cls"] for sample in samples] == labels.tolist()
     np.testing.assert_array_equal([sample["png"] for sample in samples], images)
@@ -99,9 +99,7 @@ def test_the_authors_address(files, checksums, tmp_path, no_network, monkeypatch
         def log_message(self, *_):
             pass
 
-    with http.server.ThreadingHTTPServer(
-        ("127.0.0.1", 0), partial(Handler, directory=str(files))
-    ) as server:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(files))) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         address = f"http://127.0.0.1:{server.server_port}"
         monkeypatch.setattr(fashion_mnist, "ADDRESS", address)

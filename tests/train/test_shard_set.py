@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 import webdataset
 
-from tests.train.conftest import quadrants
-from train.data import find_shards, write_shards
-from train.data import shard_set
+from tests.train.conftest import banded
+from train.data import find_shards, shard_set, write_shards
 from train.errors import TrainError
 
 WRITE_WITHOUT_END = """
@@ -34,17 +33,18 @@ write_shards(Path(sys.argv[1]), {"train": (Slow([0] * 9000), [0] * 9000)})
 WRITE = """
 import sys
 from pathlib import Path
-from tests.train.conftest import quadrants
+import numpy as np
 from train.data import write_shards
 
-splits = {"train": quadrants(400, 28), "test": quadrants(50, 28)}
+splits = {name: (np.zeros((400, 28, 28), np.uint8), [0] * 400) for name in ("train", "test")}
+print("ready", flush=True)
 sys.stdin.readline()
 write_shards(Path(sys.argv[1]), splits)
 """
 
 
 def splits(count: int = 30) -> dict[str, shard_set.Split]:
-    return {"train": quadrants(count, 8), "test": quadrants(10, 8, colours=3)}
+    return {"train": banded(count, 8), "test": banded(10, 8, colours=3)}
 
 
 def test_written_shards_hold_the_images(tmp_path, monkeypatch):
@@ -55,9 +55,7 @@ def test_written_shards_hold_the_images(tmp_path, monkeypatch):
     assert [path.name for path in shards.test] == ["test-0000.tar"]
     assert shards == find_shards(tmp_path / "new" / "folder")
     for split, paths in (("train", shards.train), ("test", shards.test)):
-        samples = list(
-            webdataset.WebDataset([str(p) for p in paths], shardshuffle=False).decode("rgb8")
-        )
+        samples = list(webdataset.WebDataset([str(p) for p in paths], shardshuffle=False).decode("rgb8"))
         images, labels = given[split]
         assert [sample["cls"] for sample in samples] == labels.tolist()
         for sample, image in zip(samples, images, strict=True):
@@ -71,7 +69,7 @@ def test_shards_are_the_same_each_time(tmp_path):
 
 
 def test_a_failure_leaves_nothing(tmp_path):
-    images, labels = quadrants(30, 8)
+    images, labels = banded(30, 8)
     with pytest.raises(ValueError, match="shorter"):
         write_shards(tmp_path / "folder", {"train": (images, labels[:20])})
     assert list(tmp_path.iterdir()) == []
@@ -93,6 +91,8 @@ def test_a_killed_process_leaves_no_shards_in_the_folder(tmp_path):
 def test_two_processes_at_once_both_succeed(tmp_path):
     folder = tmp_path / "folder"
     processes = [_start(WRITE, folder) for _ in range(2)]
+    for process in processes:
+        assert process.stdout.readline() == b"ready\n"
     for process in processes:
         process.stdin.write(b"go\n")
         process.stdin.flush()
