@@ -212,7 +212,9 @@ class Source:
             self._refused = fresh
             return False
         factor = self._factor
-        runs = self._unpack(fresh)
+        runs = self._unpack(fresh, self._buffer.added)
+        if not runs:
+            return True  # copies only: no batch was taken
         items = self._store.add(self._buffer.added, fresh.outputs, sum(run.count for run in runs))
         self._buffer.capacity = self._memory.capacity(size, items, self._buffer.intake)
         self._buffer.add(self._planned_uses(runs), factor)
@@ -232,7 +234,7 @@ class Source:
             self._wait_s += time.perf_counter() - start
         return fresh
 
-    def _unpack(self, fresh: Fresh, first_item: int | None = None) -> list[Run]:
+    def _unpack(self, fresh: Fresh, first_item: int) -> list[Run]:
         """Note where an upstream batch begins, and find its fresh rows."""
         sizes = {len(output) for output in fresh.outputs}
         if len(sizes) > 1:
@@ -240,7 +242,6 @@ class Source:
                 f"the nodes of the mark {self._mark.name!r} hold batches of different sizes, {sizes}: "
                 f"they must come from operators that work on the same batch"
             )
-        first_item = self._buffer.added if first_item is None else first_item
         position = (self._position.epoch, self._position.index)
         self._taken.append(Taken(first_item, position, self._upstream_now))
         self._upstream_now = fresh.after
@@ -275,11 +276,10 @@ class Source:
     def _forget_taken(self) -> None:
         """Forget where upstream batches began whose items are no longer needed."""
         needed = self._needed()
-        while (
-            self._taken
-            and (self._taken[1].first_item if len(self._taken) > 1 else self._buffer.added) <= needed
-        ):
+        while len(self._taken) > 1 and self._taken[1].first_item <= needed:
             self._taken.popleft()
+        if needed == self._buffer.added:
+            self._taken.clear()
 
     def _needed(self) -> int:
         """The oldest item that is live, or whose rows are still to be emitted or copied."""

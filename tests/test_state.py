@@ -67,6 +67,18 @@ def test_a_state_of_any_step_resumes_bit_for_bit(
     assert_resumes_exactly(lambda: iterate(resumable(shards, marks, reader), policy), 14)
 
 
+@pytest.mark.parametrize("factor", [1, 3])
+def test_a_reader_s_batches_of_copies_alone_do_not_disturb_it(shards: Sequence[str], factor: int) -> None:
+    # Shards of 83, 83 and 84 samples, padded to two batches of 83 each.
+    reader = {"pad_last_batch": True, "num_shards": 3, "shard_id": 0}
+
+    def make() -> EchoIterator:
+        mark = {"factor": factor, "shuffle_buffer": 500}
+        return iterate(resumable(shards, [mark], reader, batch_size=83), LastBatchPolicy.FILL)
+
+    assert_resumes_exactly(make, 18)
+
+
 def test_a_state_of_a_resumed_run_resumes(shards: Sequence[str]) -> None:
     def make() -> EchoIterator:
         return iterate(resumable(shards, [{"factor": 3}]))
