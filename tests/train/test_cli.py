@@ -26,7 +26,7 @@ def train(tiny, tmp_path, monkeypatch):
         base = ["--data", str(tiny.train[0].parent), "--batch-size", "16", "--epochs", "1"]
         result = CliRunner().invoke(app, ["fashion-mnist", *base, "--out", "out", *flags])
         assert result.exit_code == 0, result.output
-        *_, last = map(json.loads, Path("out/metrics.jsonl").open())
+        *_, last = map(json.loads, Path("out/metrics.jsonl").read_text().splitlines())
         return {**last, **json.loads(Path("out/summary.json").read_text())}
 
     return run
