@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from pipelines.classification import EchoStage
-from train import demo
+from train import demo, ranks
 from train.errors import TrainError
 from train.loop import fit
 from train.progress import ProgressBar
@@ -63,30 +63,38 @@ def _command(workload: Workload) -> Callable[..., None]:
         eval_examples: Annotated[
             int, typer.Option(min=1, help="Test examples to evaluate on, at most.")
         ] = workload.eval_examples,
+        resume: Annotated[
+            bool, typer.Option("--resume", help="Go on from checkpoint.pt in --out, if there is one.")
+        ] = False,
+        checkpoint_every: Annotated[
+            int, typer.Option(min=1, help="Steps between checkpoints; one is written at the end too.")
+        ] = 200,
     ) -> None:
-        settings = Settings(
-            workload=workload,
-            echo_stage=echo_stage,
-            echo_factor=_echo_factor(echo_stage, echo_factor, shuffle_buffer),
-            shuffle_buffer=shuffle_buffer,
-            batch_size=batch_size,
-            epochs=epochs,
-            max_steps=max_steps,
-            max_fresh=max_fresh,
-            target=_target(target),
-            network=network,
-            learning_rate=lr,
-            schedule=schedule,
-            eval_every=eval_every,
-            eval_examples=eval_examples,
-            seed=seed,
-            device=_device(device),
-        )
-        folder = out or Path("runs") / workload.name
-        shards = workload.prepare(data)
-        with ProgressBar(workload.name) as bar:
-            result = fit(settings, shards, folder, bar.update)
-        _report(result.summary, folder)
+        with ranks.joined(_device(device)) as rank_device:
+            settings = Settings(
+                workload=workload,
+                echo_stage=echo_stage,
+                echo_factor=_echo_factor(echo_stage, echo_factor, shuffle_buffer),
+                shuffle_buffer=shuffle_buffer,
+                batch_size=batch_size,
+                epochs=epochs,
+                max_steps=max_steps,
+                max_fresh=max_fresh,
+                target=_target(target),
+                network=network,
+                learning_rate=lr,
+                schedule=schedule,
+                eval_every=eval_every,
+                eval_examples=eval_examples,
+                seed=seed,
+                device=rank_device,
+            )
+            folder = out or Path("runs") / workload.name
+            shards = workload.prepare(data)
+            with ProgressBar(workload.name) as bar:
+                result = fit(settings, shards, folder, bar.update, checkpoint_every, resume)
+            if ranks.rank() == 0:
+                _report(result.summary, folder)
 
     return train
 

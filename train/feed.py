@@ -11,22 +11,30 @@ import torch
 from nvidia.dali.pipeline import Pipeline
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
+from dali_echo import EchoStats
 from dali_echo.pytorch import EchoIterator
 from pipelines.classification import OUTPUTS, READER, training, validation
+from train import ranks
 from train.data import ShardSet
 from train.errors import TrainError
 from train.workloads import Settings
 
 
 def cores() -> int:
-    """Processor cores that this process may use."""
-    return len(os.sched_getaffinity(0))
+    """Processor cores for this process: its share, if others of torchrun are beside it."""
+    return max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 class Feed:
-    """Training batches without end, counted by the pipeline."""
+    """Training batches without end, counted by the pipeline.
 
-    def __init__(self, settings: Settings, shards: ShardSet) -> None:
+    Args:
+        settings: of the run.
+        shards: to read.
+        keeps_state: whether `state_dict` will be asked for.
+    """
+
+    def __init__(self, settings: Settings, shards: ShardSet, keeps_state: bool = False) -> None:
         pipeline = _checked(
             training,
             shards.train,
@@ -36,6 +44,7 @@ class Feed:
             settings.shuffle_buffer,
             batch_size=settings.batch_size,
             seed=settings.seed,
+            enable_checkpointing=keeps_state,
             **_machine(settings.device),
         )
         # Only full batches: a last batch of one example would break batch normalisation.
@@ -43,11 +52,12 @@ class Feed:
             pipeline, OUTPUTS, reader_name=READER, last_batch_policy=LastBatchPolicy.FILL
         )
         self.epoch_size = int(pipeline.reader_meta(READER)["epoch_size"])
-        """Examples that one pass over the shards gives, repeats included."""
+        """Examples that one pass over the shards gives to all ranks, repeats included."""
         self.emitted = 0
         """Examples given out, repeats included."""
         self.wait_s = 0.0
         """Seconds for which the receiver waited for batches."""
+        self._waited_before = 0.0
 
     @property
     def fresh(self) -> int:
@@ -61,8 +71,29 @@ class Feed:
 
         Without a mark all of the pipeline is upstream, and the trainer waits for it.
         """
-        stats = self._batches.stats
-        return stats[0].upstream_wait_s if stats else self.wait_s
+        stats = self.stats
+        return self._waited_before + (stats[0].upstream_wait_s if stats else self.wait_s)
+
+    @property
+    def stats(self) -> list[EchoStats]:
+        """Of each mark."""
+        return self._batches.stats
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position after the last batch given out."""
+        return {
+            "emitted": self.emitted,
+            "upstream_wait_s": self.upstream_wait_s,
+            "iterator": self._batches.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a position, before the first batch."""
+        self.emitted, self._waited_before = state["emitted"], state["upstream_wait_s"]
+        try:
+            self._batches.load_state_dict(state["iterator"])
+        except ValueError as error:
+            raise TrainError(f"--resume: {error}") from error
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         while True:
@@ -75,15 +106,16 @@ class Feed:
 
 
 def held_out(settings: Settings, shards: ShardSet) -> list[dict[str, torch.Tensor]]:
-    """The first examples of the test split, in memory: small images are decoded only once."""
+    """This rank's part of the first test examples, in memory: small images are decoded only once."""
+    wanted = -(-settings.eval_examples // ranks.count())
     pipeline = _checked(
         validation,
         shards.test,
         settings.workload.images,
-        batch_size=min(500, settings.eval_examples),
+        batch_size=min(500, wanted),
         **_machine(settings.device),
     )
-    kept, left = [], settings.eval_examples
+    kept, left = [], wanted
     for batch in EchoIterator(
         pipeline, OUTPUTS, reader_name=READER, last_batch_policy=LastBatchPolicy.PARTIAL
     ):

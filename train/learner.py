@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
+from torch import distributed
 from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from train import ranks
 from train.workloads import Schedule, Settings
 
 AVERAGING = 0.98
@@ -34,6 +38,10 @@ class Learner:
         torch.manual_seed(settings.seed)
         network = settings.network.make(len(images.mean), images.size, workload.classes)
         self._network = network.to(self._device, memory_format=torch.channels_last)
+        # What computes the loss: with several ranks it averages their gradients.
+        self._trained: torch.nn.Module = self._network
+        if ranks.count() > 1:
+            self._trained = DistributedDataParallel(self._network)
         average = get_ema_multi_avg_fn(AVERAGING)
         self._average = AveragedModel(self._network, multi_avg_fn=average, use_buffers=True)
         self._optimizer = torch.optim.SGD(
@@ -59,7 +67,7 @@ class Learner:
 
     def step(self, image: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
         """Learn from a batch; returns its mean loss, as a tensor on the device."""
-        loss = F.cross_entropy(self._logits(self._network, image), label)
+        loss = F.cross_entropy(self._logits(self._trained, image), label)
         self._optimizer.zero_grad()
         self._scaler.scale(loss).backward()
         self._scaler.step(self._optimizer)
@@ -70,14 +78,37 @@ class Learner:
 
     @torch.no_grad()
     def accuracy(self, batches: Iterable[dict[str, torch.Tensor]]) -> float:
-        """The fraction of examples whose class the averaged network finds."""
+        """The fraction of the examples of all ranks whose class the averaged network finds."""
         self._average.eval()
+        if ranks.count() > 1:
+            # Batch normalisation sees other batches in each rank; the first one's statistics count.
+            for buffer in self._average.buffers():
+                distributed.broadcast(buffer, src=0)
         right = total = 0
         for batch in batches:
             found = self._logits(self._average, batch["image"]).argmax(dim=1)
             right += int((found == batch["label"]).sum())
             total += len(found)
+        right, total = ranks.total([right, total], self._device)
         return right / total
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that training changes."""
+        return {name: part.state_dict() for name, part in self._parts().items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a state."""
+        for name, part in self._parts().items():
+            part.load_state_dict(state[name])
+
+    def _parts(self) -> dict[str, Any]:
+        return {
+            "network": self._network,
+            "average": self._average,
+            "optimizer": self._optimizer,
+            "schedule": self._schedule,
+            "scaler": self._scaler,
+        }
 
     def weights(self) -> dict[str, torch.Tensor]:
         """The averaged weights by name."""

@@ -5,96 +5,211 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, fields
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from pipelines.classification import EchoStage
+from train import checkpoint, ranks
 from train.data import ShardSet
 from train.errors import TrainError
 from train.feed import Feed, cores, held_out
 from train.learner import Learner
 from train.record import Evaluation, Record, Result
 from train.timing import Busy
-from train.workloads import Settings
+from train.workloads import Schedule, Settings
 
 Progress = Callable[[int, int, Evaluation | None], None]
 """Told after each step: its number, how many are planned, and the latest evaluation."""
 
 
-def fit(settings: Settings, shards: ShardSet, out: Path, progress: Progress | None = None) -> Result:
+def fit(
+    settings: Settings,
+    shards: ShardSet,
+    out: Path,
+    progress: Progress | None = None,
+    checkpoint_every: int | None = None,
+    resume: bool = False,
+) -> Result:
     """Train until the target or a limit is reached, and write the files of `Record` to `out`.
 
-    Times leave out evaluation, so that how often it is done does not matter.
+    Times leave out evaluation and checkpoints, so that how often they are made does not matter.
+
+    Args:
+        settings: of the run; the same on every rank.
+        shards: to train on and to evaluate on.
+        out: folder to write to.
+        progress: told after each step.
+        checkpoint_every: steps after which `checkpoint.pt` is written, as at the end; None for never.
+        resume: go on from `checkpoint.pt` in `out`, if there is one. The weights become the same, bit
+            for bit, as if the run had not been interrupted.
 
     Raises:
-        TrainError: for settings, shards or a folder that cannot be used, and for a loss that is
-            not finite.
+        TrainError: for settings, shards, a folder or a checkpoint that cannot be used, and for a loss
+            that is not finite.
     """
     device = torch.device(settings.device)
     # Leave a core to the pipeline: threads that spin while they wait would take it away.
     torch.set_num_threads(max(1, cores() - 1))
     held = held_out(settings, shards)
-    feed = Feed(settings, shards)
+    feed = Feed(settings, shards, keeps_state=checkpoint_every is not None)
     planned = _planned_steps(settings, feed.epoch_size)
     learner = Learner(settings, planned)
-    record = Record(out)
+    saved = checkpoint.load(out) if resume else None
+    run = Run(next_eval=settings.eval_every)
+    if saved is not None:
+        _refuse_difference(settings, saved["settings"], out)
+        learner.load_state_dict(saved["learner"])
+        feed.load_state_dict(saved["feeds"][ranks.rank()])
+        run = Run.of_state(saved["run"])
+    # Only the first rank writes.
+    record = Record(out, run.evaluations) if ranks.rank() == 0 else None
     busy = Busy(device)
-    max_fresh = math.inf if settings.max_fresh is None else settings.max_fresh
+    limit = math.inf if settings.max_fresh is None else settings.max_fresh
     target = math.inf if settings.target is None else settings.target
-    next_eval = settings.eval_every
-    losses: list[torch.Tensor] = []
-    evaluation_s = 0.0
+    batches = iter(feed)
+    before = (run.wall_s, run.busy_s)
+    paused_s = 0.0
     start = time.perf_counter()
-    for step, batch in enumerate(feed, start=1):
+
+    def done() -> bool:
+        return run.step >= planned or run.fresh >= limit or run.accuracy >= target
+
+    while not done():
+        batch = next(batches)
         with busy.working():
-            losses.append(learner.step(**batch))
-        over = step >= planned or feed.fresh >= max_fresh
-        if over or feed.fresh >= next_eval:
-            busy_s = busy.seconds()
+            run.losses.append(learner.step(**batch))
+        run.step += 1
+        run.fresh, run.emitted = map(int, ranks.total([feed.fresh, feed.emitted], device))
+        evaluate = done() or run.fresh >= run.next_eval
+        write = checkpoint_every is not None and (run.step % checkpoint_every == 0)
+        if evaluate or write:
+            run.busy_s = before[1] + busy.seconds()
             paused = time.perf_counter()
-            evaluation = Evaluation(
-                step=step,
-                fresh=feed.fresh,
-                emitted=feed.emitted,
-                wall_s=paused - start - evaluation_s,
-                learning_rate=learner.learning_rate,
-                train_loss=_mean(losses, step),
-                accuracy=learner.accuracy(held),
-            )
-            record.add(evaluation)
-            losses.clear()
-            next_eval = (feed.fresh // settings.eval_every + 1) * settings.eval_every
-            over = over or evaluation.accuracy >= target
-            evaluation_s += time.perf_counter() - paused
+            run.wall_s = before[0] + paused - start - paused_s
+            if evaluate:
+                evaluation = _evaluate(run, learner, feed, held)
+                run.next_eval = (run.fresh // settings.eval_every + 1) * settings.eval_every
+                if record:
+                    record.add(evaluation)
+            if checkpoint_every is not None and (write or done()):
+                _checkpoint(settings, out, run, learner, feed)
+            paused_s += time.perf_counter() - paused
         if progress:
-            progress(step, planned, record.latest)
-        if over:
-            break
+            progress(run.step, planned, run.evaluations[-1] if run.evaluations else None)
     summary = {
-        **_results(settings, evaluation),
+        **_results(settings, run.evaluations[-1]),
         "upstream_wait_s": feed.upstream_wait_s,
-        "busy_fraction": busy_s / evaluation.wall_s,
-        "evaluation_s": evaluation_s,
-        "evaluated_on": sum(len(batch["label"]) for batch in held),
+        "busy_fraction": run.busy_s / run.wall_s,
+        "evaluated_on": int(ranks.total([sum(len(batch["label"]) for batch in held)], device)[0]),
     }
-    return record.close(summary)
+    return record.close(summary) if record else Result(summary, run.evaluations)
+
+
+@dataclass
+class Run:
+    """How far a run is; counts are of examples over all ranks, times in seconds."""
+
+    step: int = 0
+    fresh: int = 0
+    emitted: int = 0
+    next_eval: int = 0
+    wall_s: float = 0.0
+    busy_s: float = 0.0
+    losses: list[torch.Tensor] = field(default_factory=list)
+    """Of the steps since the last evaluation, on this rank."""
+    evaluations: list[Evaluation] = field(default_factory=list)
+
+    @property
+    def accuracy(self) -> float:
+        """As last evaluated."""
+        return self.evaluations[-1].accuracy if self.evaluations else -math.inf
+
+    def state(self) -> dict[str, Any]:
+        """In plain values and tensors."""
+        return {
+            **{f.name: getattr(self, f.name) for f in fields(self)},
+            "losses": [float(loss) for loss in self.losses],
+            "evaluations": [asdict(evaluation) for evaluation in self.evaluations],
+        }
+
+    @classmethod
+    def of_state(cls, state: dict[str, Any]) -> Run:
+        """Read what `state` gave."""
+        evaluations = [Evaluation(**evaluation) for evaluation in state["evaluations"]]
+        losses = [torch.tensor(loss) for loss in state["losses"]]
+        return cls(**{**state, "losses": losses, "evaluations": evaluations})
+
+
+def _evaluate(run: Run, learner: Learner, feed: Feed, held: list[dict[str, torch.Tensor]]) -> Evaluation:
+    loss = float(torch.stack([loss.cpu() for loss in run.losses]).mean())
+    if not math.isfinite(loss):
+        raise TrainError(f"the loss is {loss} at step {run.step}: training has diverged. Lower --lr")
+    run.losses.clear()
+    run.evaluations.append(
+        Evaluation(
+            step=run.step,
+            fresh=run.fresh,
+            emitted=run.emitted,
+            wall_s=run.wall_s,
+            learning_rate=learner.learning_rate,
+            train_loss=loss,
+            accuracy=learner.accuracy(held),
+            echo=[asdict(stats) for stats in feed.stats],
+        )
+    )
+    return run.evaluations[-1]
+
+
+def _checkpoint(settings: Settings, out: Path, run: Run, learner: Learner, feed: Feed) -> None:
+    feeds = ranks.gathered(feed.state_dict())
+    if ranks.rank() == 0:
+        state = {
+            "settings": _plain(settings),
+            "learner": learner.state_dict(),
+            "feeds": feeds,
+            "run": run.state(),
+        }
+        checkpoint.save(out, state)
+
+
+def _plain(settings: Settings) -> dict[str, Any]:
+    """Settings that a resumed run must share, and the number of ranks."""
+    values = {
+        f.name: getattr(settings, f.name) for f in fields(settings) if f.name not in ("device", "workload")
+    }
+    if settings.schedule is Schedule.CONSTANT:
+        # Where a run ends changes nothing of the way there.
+        for limit in ("epochs", "max_steps", "max_fresh", "target"):
+            del values[limit]
+    plain = {name: value.value if isinstance(value, Enum) else value for name, value in values.items()}
+    return {"workload": settings.workload.name, "ranks": ranks.count(), **plain}
+
+
+def _refuse_difference(settings: Settings, saved: dict[str, Any], out: Path) -> None:
+    present = _plain(settings)
+    different = [
+        f"{name} was {saved.get(name)}, and is {present.get(name)}"
+        for name in sorted({*saved, *present})
+        if saved.get(name) != present.get(name)
+    ]
+    if different:
+        raise TrainError(
+            f"--resume: the run in {out} had other settings: {'; '.join(different)}. Give the same, or start "
+            f"a new run in another folder with --out"
+        )
 
 
 def _planned_steps(settings: Settings, epoch_size: int) -> int:
     """Steps until the first limit; a target may end training before."""
-    steps = math.ceil(settings.epochs * epoch_size / settings.batch_size)
+    batch_size = settings.batch_size * ranks.count()
+    steps = math.ceil(settings.epochs * epoch_size / batch_size)
     if settings.max_fresh is not None:
-        steps = min(steps, math.ceil(settings.max_fresh * settings.uses / settings.batch_size))
+        steps = min(steps, math.ceil(settings.max_fresh * settings.uses / batch_size))
     return steps if settings.max_steps is None else min(steps, settings.max_steps)
-
-
-def _mean(losses: list[torch.Tensor], step: int) -> float:
-    mean = float(torch.stack(losses).mean())
-    if not math.isfinite(mean):
-        raise TrainError(f"the loss is {mean} at step {step}: training has diverged. Lower --lr")
-    return mean
 
 
 def _results(settings: Settings, final: Evaluation) -> dict[str, Any]:
@@ -114,6 +229,7 @@ def _results(settings: Settings, final: Evaluation) -> dict[str, Any]:
         "fresh_to_target": final.fresh if reached else None,
         "wall_s_to_target": final.wall_s if reached else None,
         "device": settings.device,
+        "ranks": ranks.count(),
         "network": settings.network.value,
         "batch_size": settings.batch_size,
         "learning_rate": settings.learning_rate,

@@ -7,6 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from train import ranks
 from train.record import Evaluation
 
 
@@ -24,7 +25,7 @@ class ProgressBar:
             TextColumn("{task.fields[latest]}"),
             console=console,
             transient=True,
-            disable=not console.is_terminal,
+            disable=not console.is_terminal or ranks.rank() > 0,
         )
         self._task = self._bar.add_task(name, total=None, latest="")
 

@@ -1,11 +1,13 @@
-"""What a run leaves behind: metrics.jsonl, summary.json and curve.png."""
+"""What a run leaves behind: metrics.jsonl, TensorBoard's events, summary.json and curve.png."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+from torch.utils.tensorboard import SummaryWriter
 
 from train.chart import draw_curve
 from train.errors import TrainError
@@ -22,6 +24,8 @@ class Evaluation:
     learning_rate: float
     train_loss: float
     accuracy: float
+    echo: list[dict[str, Any]] = field(default_factory=list)
+    """The pipeline's `echo_stats()`, a record for each mark; of the first rank."""
 
 
 @dataclass(frozen=True)
@@ -33,19 +37,29 @@ class Result:
 
 
 class Record:
-    """Writes into a folder, in which it replaces the files of an earlier run."""
+    """Writes into a folder, in which it replaces the files of an earlier run.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: where to write.
+        evaluations: of the run that is resumed, to go on after.
+    """
+
+    def __init__(self, folder: Path, evaluations: list[Evaluation]) -> None:
         self._folder = folder
         self.evaluations: list[Evaluation] = []
         try:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "summary.json").unlink(missing_ok=True)
+            for events in folder.glob("events.out.tfevents.*"):
+                events.unlink()
             self._metrics = (folder / "metrics.jsonl").open("w")
+            self._board = SummaryWriter(folder)
         except OSError as error:
             raise TrainError(
                 f"cannot write to --out {folder}: {error.strerror}. Name another folder"
             ) from error
+        for evaluation in evaluations:
+            self.add(evaluation)
 
     @property
     def latest(self) -> Evaluation | None:
@@ -53,14 +67,22 @@ class Record:
         return self.evaluations[-1] if self.evaluations else None
 
     def add(self, evaluation: Evaluation) -> None:
-        """Append a line to metrics.jsonl at once, so that it can be watched."""
+        """Append to metrics.jsonl and the events at once, so that they can be watched."""
         self.evaluations.append(evaluation)
-        print(json.dumps(asdict(evaluation)), file=self._metrics, flush=True)
+        values = asdict(evaluation)
+        print(json.dumps(values), file=self._metrics, flush=True)
+        step = values.pop("step")
+        for mark in values.pop("echo"):
+            name = mark.pop("name")
+            values.update({f"{name}/{key}": value for key, value in mark.items()})
+        for name, value in values.items():
+            self._board.add_scalar(name, value, step)
 
     def close(self, summary: dict[str, Any]) -> Result:
         """Write what describes the whole run."""
         result = Result(summary, self.evaluations)
         self._metrics.close()
+        self._board.close()
         (self._folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
         draw_curve(self._folder / "curve.png", result)
         return result
