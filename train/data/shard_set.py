@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import webdataset
+from rich.console import Console
 from rich.progress import track
 
 from train.errors import TrainError
@@ -76,9 +77,16 @@ def write_shards(folder: Path, splits: Mapping[str, Split]) -> ShardSet:
 def _write_split(folder: Path, name: str, images: np.ndarray, labels: np.ndarray) -> None:
     pattern = f"{folder}/{name}-%04d.tar"
     samples = zip(images, labels, strict=True)
+    console = Console(stderr=True)
     # A fixed time makes shards that are the same each time, and leaves out a header per member.
     with webdataset.ShardWriter(pattern, maxcount=SAMPLES_PER_SHARD, mtime=0, verbose=0) as writer:
-        for number, (image, label) in enumerate(
-            track(samples, f"Writing {name} shards", total=len(images), transient=True)
-        ):
+        bar = track(
+            samples,
+            f"Writing {name} shards",
+            total=len(images),
+            transient=True,
+            console=console,
+            disable=not console.is_terminal,
+        )
+        for number, (image, label) in enumerate(bar):
             writer.write({"__key__": f"{number:06}", "png": image, "cls": int(label)})
