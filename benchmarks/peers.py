@@ -2,14 +2,15 @@
 
     python benchmarks/peers.py 'FOLDER/train-{0000..0003}.tar'
 
-All decode JPEGs, echo them e times through a shuffle buffer, cut a random resized crop of 224 × 224, flip half of
-them, and return batches of 64, normalised float32 CHW unless the name says uint8. How they shrink is in the
-name: "antialiased" is bilinear with a filter as wide as the scale asks for, "area" averages whole pixels.
-Each peer is a short script in benchmarks/peers/ and has an environment of its own, made on the first run (torch,
-TensorFlow: several gigabytes). Ours runs in the environment that runs this.
+All decode JPEGs, echo them e times through a shuffle buffer, cut a random resized crop of 224 × 224, flip
+half of them, and return batches of 64, normalised float32 CHW unless the name says uint8. How they shrink
+is in the name: "antialiased" is bilinear with a filter as wide as the scale asks for, "area" averages whole
+pixels. Each peer is a short script in benchmarks/peers/. The rivals' environments, one for each requirements file,
+are made on the first run (torch, TensorFlow: several gigabytes). Ours runs in the environment that runs this.
 
-In each round every peer runs once in a new process, for all e, in an order that changes. The tables show medians
-of the rounds, with their range. On cores that others use too, trust the CPU time, not the images per second.
+In each round every peer runs once in a new process, for all e, in an order that changes. The tables show
+medians of the rounds, with their range. Where others use the cores too, neither images/s nor CPU time can be
+compared across runs, and within one run only roughly: look at the load that the last line reports.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from braceexpand import braceexpand
@@ -34,6 +35,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 HERE = Path(__file__).parent / "peers"
+CACHE = Path.home() / ".cache/dali_echo/peers"
 FACTORS = (1, 2, 4, 8)
 MEASURES = {
     "images_per_s": ("images/s", "{:,.0f}"),
@@ -131,7 +133,8 @@ def measure(process: subprocess.Popen[str], factor: int, seconds: float) -> Resu
 
 
 def answer(process: subprocess.Popen[str], request: str) -> str:
-    assert process.stdin is not None and process.stdout is not None
+    assert process.stdin is not None
+    assert process.stdout is not None
     process.stdin.write(request + "\n")
     process.stdin.flush()
     line = process.stdout.readline()
@@ -171,8 +174,7 @@ def main(
     seconds: Annotated[float, typer.Option(help="Length of one measurement.")] = 1.5,
     cores: Annotated[int, typer.Option(help="How many cores all share.")] = 2,
     only: Annotated[str, typer.Option(help="Run the peers whose name holds this.")] = "",
-    cache: Annotated[Path, typer.Option(help="Folder for environments and records.")] = Path.home()
-    / ".cache/dali_echo/peers",
+    cache: Annotated[Path, typer.Option(help="Folder for environments and records.")] = CACHE,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write every round here.")] = None,
 ) -> None:
     peers = [peer for peer in PEERS if only in peer.name]
@@ -191,11 +193,11 @@ def main(
                         progress.update(task, description=f"round {i + 1}: {peer.name}, e = {e}")
                         results[peer.name][e].append(measure(process, e, seconds))
                         progress.advance(task)
+            if json_file:  # each round, so that a run cut short keeps its finished ones
+                record = {"cores": cores, "seconds": seconds, "load": load, "results": results}
+                json_file.write_text(json.dumps(record, indent=1))
     report(results, rounds)
     print(f"{cores} cores; load before the run {load:.1f}, after it {os.getloadavg()[0]:.1f}")
-    if json_file:
-        record: dict[str, Any] = {"cores": cores, "seconds": seconds, "load": load, "results": results}
-        json_file.write_text(json.dumps(record, indent=1))
 
 
 def report(results: dict[str, dict[int, list[Result]]], rounds: int) -> None:
