@@ -62,7 +62,7 @@ def read(
         ValueError: a URL that is not local, a shard that is damaged or empty, a sample without one
             of the components, a label that is no integer, more parts than samples.
     """
-    outputs = [_alternatives(entry) for entry in ([ext] if isinstance(ext, str) else ext)]
+    outputs = [alternatives(entry) for entry in ([ext] if isinstance(ext, str) else ext)]
     if not outputs:
         raise ValueError("ext names no component: give at least one extension, such as 'jpg'")
     shards = [shard_index(path) for path in local_paths(urls)]
@@ -96,7 +96,8 @@ def read(
     return decoded[0] if isinstance(ext, str) else decoded
 
 
-def _alternatives(entry: str) -> list[str]:
+def alternatives(entry: str) -> list[str]:
+    """Split an entry of `ext`, such as "jpg;.JPEG", into lower-case extensions."""
     extensions = [part.strip().removeprefix(".").lower() for part in entry.split(";")]
     if not all(extensions):
         raise ValueError(f"ext entry {entry!r}: expected an extension, or several as 'jpg;jpeg'")
