@@ -5,12 +5,16 @@
 All decode JPEGs, echo them e times through a shuffle buffer, cut a random resized crop of 224 × 224, flip
 half of them, and return batches of 64, normalised float32 CHW unless the name says uint8. How they shrink
 is in the name: "antialiased" is bilinear with a filter as wide as the scale asks for, "area" averages whole
-pixels. Each peer is a short script in benchmarks/peers/. The rivals' environments, one for each requirements file,
-are made on the first run (torch, TensorFlow: several gigabytes). Ours runs in the environment that runs this.
+pixels. Each peer is a short script in benchmarks/peers/. The rivals' environments, one for each requirements
+file, are made on the first run (torch, TensorFlow: several gigabytes). Ours runs in the environment of this
+script.
 
 In each round every peer runs once in a new process, for all e, in an order that changes. The tables show
 medians of the rounds, with their range. Where others use the cores too, neither images/s nor CPU time can be
 compared across runs, and within one run only roughly: look at the load that the last line reports.
+
+The buffers are not equal: dali_echo holds 256 live photos, the rivals 256 uses, which are fewer photos the
+larger e is. Their memory is lower for that reason too.
 """
 
 from __future__ import annotations
