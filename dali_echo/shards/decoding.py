@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Iterator, Sequence
 
 import numpy as np
 from nvidia.dali import Pipeline, fn
@@ -14,9 +13,6 @@ from PIL import Image, UnidentifiedImageError
 _EXTENSIONS = frozenset(
     {"avif", "bmp", "gif", "heic", "jp2", "jpeg", "jpg", "pgm", "png", "pnm", "ppm", "tif", "tiff", "webp"}
 )
-_BATCH_PIXELS = 1 << 26
-_BATCH_IMAGES = 64
-_THREADS = 4
 
 
 def is_image(extension: str) -> bool:
@@ -25,71 +21,46 @@ def is_image(extension: str) -> bool:
 
 
 class Decoder:
-    """Decodes images in batches, by the same operator that a pipeline uses on the CPU."""
+    """Decodes images by the same operator that a pipeline uses on the CPU."""
 
     def __init__(self) -> None:
         self._pipeline: Pipeline | None = None
 
-    def complaints(self, images: Sequence[bytes]) -> list[str | None]:
-        """Say for each encoded image why it does not decode to RGB; None where it does.
+    def complaint(self, image: bytes) -> str | None:
+        """Say why an encoded image does not decode to RGB; None if it does.
 
         An image of more pixels than Pillow's limit on decompression bombs is not tried.
         """
-        sizes, found = map(list, zip(*map(_examine, images), strict=True)) if images else ([], [])
-        for batch in _batches([i for i, complaint in enumerate(found) if complaint is None], sizes):
-            if self._decodes([images[i] for i in batch]):
-                continue
-            # An error ends the pipeline without saying which image it was.
-            for i in batch:
-                if not self._decodes([images[i]]):
-                    found[i] = f"DALI does not decode it; {_by_pillow(images[i])}"
-        return found
+        if not image:
+            return "it has no bytes"
+        try:
+            _open(image)
+        except Image.DecompressionBombError as error:
+            return str(error)
+        except Exception:
+            pass  # DALI decides
+        return None if self._decodes(image) else f"DALI does not decode it; {_by_pillow(image)}"
 
-    def _decodes(self, batch: list[bytes]) -> bool:
+    def _decodes(self, image: bytes) -> bool:
+        # One at a time: an image that fails in a larger batch can crash the interpreter (DALI 2.4).
         if self._pipeline is None:
             self._pipeline = _pipeline()
         try:
-            self._pipeline.feed_input("images", [np.frombuffer(image, np.uint8) for image in batch])
+            self._pipeline.feed_input("images", [np.frombuffer(image, np.uint8)])
             self._pipeline.run()
         except RuntimeError:
-            self._pipeline = None
+            self._pipeline = None  # an error ends a pipeline
             return False
         return True
 
 
 def _pipeline() -> Pipeline:
-    pipeline = Pipeline(_BATCH_IMAGES, _THREADS, device_id=None, prefetch_queue_depth=1)
+    pipeline = Pipeline(batch_size=1, num_threads=1, device_id=None, prefetch_queue_depth=1)
     with pipeline:
         encoded = fn.external_source(name="images", dtype=DALIDataType.UINT8, ndim=1)
         pipeline.set_outputs(fn.decoders.image(encoded))
     pipeline.build()
     return pipeline
-
-
-def _batches(indices: list[int], sizes: list[int]) -> Iterator[list[int]]:
-    """Cut into batches that are limited in images and, as decoded images take memory, in pixels."""
-    batch: list[int] = []
-    for i in indices:
-        full = len(batch) == _BATCH_IMAGES or sum(sizes[j] for j in batch) + sizes[i] > _BATCH_PIXELS
-        if batch and full:
-            yield batch
-            batch = []
-        batch.append(i)
-    if batch:
-        yield batch
-
-
-def _examine(image: bytes) -> tuple[int, str | None]:
-    """The pixels that the header claims, 0 if that is unknown, and why it must not be decoded."""
-    if not image:
-        return 0, "it has no bytes"
-    try:
-        width, height = _open(image).size
-    except Image.DecompressionBombError as error:
-        return 0, str(error)
-    except Exception:
-        return 0, None  # DALI decides
-    return width * height, None
 
 
 def _by_pillow(image: bytes) -> str:

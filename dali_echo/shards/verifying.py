@@ -17,7 +17,6 @@ from dali_echo.shards.tar import DamagedTarError, members
 from dali_echo.shards.walking import REMEDIES, Component, Sample, group
 
 Track = Callable[[Sequence[Path], str], Iterable[Path]]
-_IMAGES_AT_ONCE = 256
 
 
 @dataclass(frozen=True)
@@ -156,18 +155,11 @@ def _labels(shard: Path, found: list[Sample], file: BinaryIO) -> Iterator[Findin
 
 
 def _images(shard: Path, found: list[Sample], file: BinaryIO, decoder: Decoder) -> Iterator[Finding]:
-    images = [
-        (sample.key, extension, part)
-        for sample in found
-        for extension, part in sample.components.items()
-        if is_image(extension)
-    ]
-    for start in range(0, len(images), _IMAGES_AT_ONCE):
-        chunk = images[start : start + _IMAGES_AT_ONCE]
-        complaints = decoder.complaints([content(file, part) for _, _, part in chunk])
-        for (key, extension, _), complaint in zip(chunk, complaints, strict=True):
+    for sample in found:
+        for extension, part in sample.components.items():
+            complaint = decoder.complaint(content(file, part)) if is_image(extension) else None
             if complaint is not None:
-                yield Finding(shard, key, "image", f"{extension!r}: {complaint}")
+                yield Finding(shard, sample.key, "image", f"{extension!r}: {complaint}")
 
 
 def content(file: BinaryIO, part: Component, limit: int | None = None) -> bytes:

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dali_echo.shards import decoding
 from dali_echo.shards.decoding import Decoder, is_image
 
 
@@ -53,36 +52,22 @@ BAD = {
 }
 
 
-def test_good_and_bad_images_in_one_batch():
-    images = {**GOOD, **{name: image for name, (image, _) in BAD.items()}}
-    names = sorted(images)
-    complaints = dict(zip(names, Decoder().complaints([images[name] for name in names]), strict=True))
-    assert {name for name, complaint in complaints.items() if complaint is None} == set(GOOD)
+@pytest.mark.parametrize("name", GOOD)
+def test_good_images(name):
+    assert Decoder().complaint(GOOD[name]) is None
 
 
 @pytest.mark.parametrize("name", BAD)
 def test_the_reason(name):
     image, reason = BAD[name]
-    (complaint,) = Decoder().complaints([image])
+    complaint = Decoder().complaint(image)
     assert re.search(reason, complaint), complaint
 
 
 def test_a_decoder_goes_on_after_a_bad_image():
     decoder = Decoder()
-    for _ in range(3):
-        assert [c is None for c in decoder.complaints([GOOD["jpeg"], b"junk", GOOD["png"]])] == [
-            True,
-            False,
-            True,
-        ]
-    assert decoder.complaints([]) == []
-
-
-def test_batches_are_limited_in_images_and_in_pixels(monkeypatch):
-    monkeypatch.setattr(decoding, "_BATCH_IMAGES", 3)
-    monkeypatch.setattr(decoding, "_BATCH_PIXELS", 100)
-    sizes = [10, 10, 10, 10, 95, 10, 200, 1]
-    assert list(decoding._batches(list(range(8)), sizes)) == [[0, 1, 2], [3], [4], [5], [6], [7]]
+    images = [GOOD["jpeg"], b"junk", GOOD["png"]] * 3
+    assert [decoder.complaint(image) is None for image in images] == [True, False, True] * 3
 
 
 def test_which_extensions_are_images():
