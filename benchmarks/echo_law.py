@@ -6,8 +6,9 @@ On a machine whose cores both stages share, one emitted image costs a share 1 / 
 for an image, and the downstream's whole: images/s = 1 / (t_up / e + t_down). A ratio near 1 says that the
 echo itself costs nothing. The row "no mark" is the same pipeline without one, to compare e = 1 with.
 
-All configurations are measured in turn, several rounds over, and the table shows medians, with the range of
-the rounds.
+All configurations are measured in turn, in short pieces and many rounds, since the speed of a shared machine
+drifts. The table shows medians over the rounds and the middle half of them; a ratio compares pieces of one
+round.
 """
 
 from __future__ import annotations
@@ -79,8 +80,8 @@ def main(
     batch_size: int = 64,
     size: Annotated[int, typer.Option(help="Side of the crop, in pixels.")] = 224,
     threads: int = 2,
-    rounds: int = 5,
-    seconds: Annotated[float, typer.Option(help="Length of one measurement.")] = 4.0,
+    rounds: int = 15,
+    pieces: Annotated[int, typer.Option("--batches", help="Batches measured at a time.")] = 16,
 ) -> None:
     common = {"batch_size": batch_size, "num_threads": threads, "device_id": None, "seed": 1}
     held = upstream(urls, **common)
@@ -96,8 +97,9 @@ def main(
         images_per_second(pipeline, 2 * max(FACTORS))  # the buffer fills
     for _ in range(rounds):
         for name, pipeline in pipelines.items():
-            settle = images_per_second(pipeline, 4)
-            rates[name].append(images_per_second(pipeline, max(4, int(seconds * settle / batch_size))))
+            # What was prefetched while others were measured must not count.
+            images_per_second(pipeline, 5)
+            rates[name].append(images_per_second(pipeline, pieces))
     report(rates, rounds)
 
 
@@ -105,7 +107,7 @@ def report(rates: dict[str, list[float]], rounds: int) -> None:
     def law(e: float) -> Callable[[int], float]:
         return lambda i: 1 / (1 / rates["upstream"][i] / e + 1 / rates["downstream"][i])
 
-    table = Table(title=f"images/s, median of {rounds} rounds (range)")
+    table = Table(title=f"images/s, median of {rounds} rounds (middle half)")
     for column in ("", "measured", "law", "measured / law"):
         table.add_column(column, justify="right" if column else "left")
     for name, values in rates.items():
@@ -122,7 +124,7 @@ def report(rates: dict[str, list[float]], rounds: int) -> None:
 
 
 def spread(values: list[float], form: str) -> str:
-    low, mid, high = (form.format(f(values)) for f in (min, statistics.median, max))
+    low, mid, high = (form.format(quartile) for quartile in statistics.quantiles(values, n=4))
     return f"{mid} ({low} – {high})"
 
 
