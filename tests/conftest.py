@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
+import hypothesis
 import pytest
 import webdataset
 
 from tests.streams import SAMPLES, encode
+
+# A change must not fail for an example that another change could have met; locally, new ones are tried.
+hypothesis.settings.register_profile("ci", derandomize=True)
+if "CI" in os.environ:
+    hypothesis.settings.load_profile("ci")
 
 
 @pytest.fixture(scope="session")

@@ -124,8 +124,7 @@ def test_the_trainer_takes_the_flags_shown() -> None:
         group.commands[workload].make_context(workload, shlex.split(flags))  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "docs/how-it-works.md"])
-def test_links_to_files_lead_somewhere(document: str) -> None:
-    path = ROOT / document
+@pytest.mark.parametrize("path", [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")], ids=lambda path: path.name)
+def test_links_to_files_lead_somewhere(path: Path) -> None:
     for link in re.findall(r"\]\(([^)#]+)[^)]*\)", path.read_text()):
         assert link.startswith("https://") or (path.parent / link).exists(), link
