@@ -117,7 +117,7 @@ def test_the_table_has_every_argument_of_echo() -> None:
 
 def test_the_trainer_takes_the_flags_shown() -> None:
     group = typer.main.get_command(app)
-    lines = re.findall(r"python -m train (\w+-?\w+)( --[^`\n]*)?", README)
+    lines = re.findall(r"-m train (\w+-?\w+)( --[^`\n]*)?", README)
     assert lines
     for workload, flags in lines:
         flags = flags.replace("--help", "").replace("FOLDER", "/").replace("--seed S", "--seed 1")
