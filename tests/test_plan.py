@@ -61,8 +61,8 @@ def test_the_law(job, factor, mark):
 def test_what_every_plan_keeps(job):
     result = plan(job)
     for option in result.options:
-        assert 1 <= option.factor <= max(1, min(option.R, 8))
-        assert option.speed_up <= max(option.factor, 1)
+        assert 1 <= option.factor <= max(1, min(option.R * (1 + 1e-9), 8))
+        assert option.speed_up <= max(option.factor, 1) * (1 + 1e-9)  # but for rounding
         assert option.t_up_s / option.t_down_s == pytest.approx(option.R)
     if result.best is None:
         assert "not help" in result.advice[0]
