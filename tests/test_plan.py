@@ -77,9 +77,9 @@ def test_what_every_plan_keeps(job):
 
 @given(jobs())
 def test_nothing_is_gained_where_the_accelerator_is_busy(job):
-    slow = plan(dataclasses.replace(job, step_ms=1e9))
+    slow = plan(dataclasses.replace(job, step_ms=1e13))
     assert slow.best is None
-    assert slow.advice[0].startswith("Echo would not help here: the accelerator is the bottleneck (R = ")
+    assert slow.advice[0].startswith("Echo would not help here: the accelerator is the bottleneck (R = 0.")
 
 
 def test_both_sides_of_a_mark_share_the_cores():
