@@ -60,7 +60,7 @@ def table(conditions: Sequence[Condition], title: str) -> Table:
             condition.name,
             _spread(condition.values("fresh_to_target"), "{:,.0f}"),
             f"{ratio:.2f}" if isfinite(ratio) else NOTHING,
-            _spread(condition.values("steps"), "{:,.0f}"),
+            f"{condition.mean('steps'):,.0f}" if condition.reached else NOTHING,
             _spread(condition.values("wall_s_to_target"), "{:.1f}"),
             _spread([100 * value for value in condition.values("value")], "{:.1f}"),
             f"{len(condition.reached)}/{len(condition.results)}",
