@@ -81,7 +81,7 @@ def _prepare(pipeline: Pipeline, last: Pipeline) -> None:
         )
     if pipeline is not last:
         pipeline._output_dtype = pipeline._output_ndim = pipeline._output_layout = None
-        pipeline._checkpoint = None  # `build` hands each stage its part of the chain's
+        pipeline._checkpoint = None  # `build` of the last restores the whole chain
 
 
 def _derive(seed: int, *path: int) -> int:

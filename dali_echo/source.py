@@ -215,10 +215,11 @@ class Source:
         runs = self._unpack(fresh, self._buffer.added)
         if not runs:
             return True  # copies only: no batch was taken
-        items = self._store.add(self._buffer.added, fresh.outputs, sum(run.count for run in runs))
+        rows = sum(run.count for run in runs)
+        items = self._store.add(self._buffer.added, fresh.outputs, rows, size)
         self._buffer.capacity = self._memory.capacity(size, items, self._buffer.intake)
         self._buffer.add(self._planned_uses(runs), factor)
-        self._fresh += sum(run.count for run in runs)
+        self._fresh += rows
         return True
 
     def _wait_for_upstream(self) -> Fresh | None:
@@ -317,7 +318,7 @@ class Source:
         while item < self._buffer.added:
             fresh = self._upstream.next()
             rows = sum(run.count for run in self._unpack(fresh, item))
-            item += self._store.add(item, fresh.outputs, rows, wanted=needed)
+            item += self._store.add(item, fresh.outputs, rows, batch_bytes(fresh.outputs), needed)
         if rest:
             self._rest = rest_item, self._store.rows([rest_item])[-rest:]
         if last:

@@ -55,16 +55,19 @@ def refuse_difference(saved: Mapping[str, Any], present: Mapping[str, Any]) -> N
     Raises:
         ValueError: naming each field that differs, with both values.
     """
-    differences = [
-        f"{field}: {saved.get(field)!r} in the checkpoint, {present.get(field)!r} here"
-        for field in sorted({*saved, *present})
-        if saved.get(field) != present.get(field)
-    ]
-    if differences:
+    different = differences(saved, present)
+    if different:
         raise ValueError(
             "the checkpoint is of another pipeline; make the pipeline as it was, or start afresh. "
-            "What differs: " + "; ".join(differences)
+            "What differs: "
+            + "; ".join(f"{field}: {was!r} in the checkpoint, {now!r} here" for field, was, now in different)
         )
+
+
+def differences(saved: Mapping[str, Any], present: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """The fields that differ, sorted, with the saved and the present value; None where there is none."""
+    fields = sorted({*saved, *present})
+    return [(f, saved.get(f), present.get(f)) for f in fields if saved.get(f) != present.get(f)]
 
 
 def _digest(body: str) -> str:

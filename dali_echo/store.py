@@ -40,7 +40,12 @@ class Store:
         self.bytes = 0
 
     def add(
-        self, first_item: int, outputs: Sequence[Any], rows: int, wanted: Collection[int] | None = None
+        self,
+        first_item: int,
+        outputs: Sequence[Any],
+        rows: int,
+        size: int,
+        wanted: Collection[int] | None = None,
     ) -> int:
         """Hold the first `rows` rows of an upstream batch, and number its items from `first_item`.
 
@@ -48,6 +53,7 @@ class Store:
             first_item: ordinal of the batch's first item.
             outputs: a tensor list for each node.
             rows: the fresh ones; what follows them in the batch are copies that pad it.
+            size: `batch_bytes` of the outputs.
             wanted: the items to hold; the others are passed over.
 
         Returns:
@@ -60,7 +66,7 @@ class Store:
             return 0
         kept = [i for i in range(len(items)) if wanted is None or first_item + i in wanted]
         if kept and not self._own_memory:
-            shared = _Memory(batch_bytes(outputs), len(kept))
+            shared = _Memory(size, len(kept))
             self.bytes += shared.bytes
         for i in kept:
             if self._own_memory:

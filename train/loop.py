@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from dali_echo.state import differences
 from pipelines.classification import EchoStage
 from train import checkpoint, ranks
 from train.data import ShardSet
@@ -106,7 +107,10 @@ def fit(
         "busy_fraction": run.busy_s / run.wall_s,
         "evaluated_on": int(ranks.total([sum(len(batch["label"]) for batch in held)], device)[0]),
     }
-    return record.close(summary) if record else Result(summary, run.evaluations)
+    result = Result(summary, run.evaluations)
+    if record:
+        record.close(result)
+    return result
 
 
 @dataclass
@@ -190,12 +194,7 @@ def _plain(settings: Settings) -> dict[str, Any]:
 
 
 def _refuse_difference(settings: Settings, saved: dict[str, Any], out: Path) -> None:
-    present = _plain(settings)
-    different = [
-        f"{name} was {saved.get(name)}, and is {present.get(name)}"
-        for name in sorted({*saved, *present})
-        if saved.get(name) != present.get(name)
-    ]
+    different = [f"{name} was {was}, and is {now}" for name, was, now in differences(saved, _plain(settings))]
     if different:
         raise TrainError(
             f"--resume: the run in {out} had other settings: {'; '.join(different)}. Give the same, or start "

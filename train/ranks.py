@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import distributed
 
+from dali_echo.ranks import ranks
+
 TIMEOUT = timedelta(minutes=10)
 """A rank that waits for the others for so long gives up. One that dies is noticed at once."""
 
@@ -34,12 +36,12 @@ def joined(device: str) -> Iterator[str]:
 
 def rank() -> int:
     """This process's number, from 0; 0 writes the files."""
-    return distributed.get_rank() if distributed.is_initialized() else 0
+    return ranks()[0]
 
 
 def count() -> int:
     """How many processes train together."""
-    return distributed.get_world_size() if distributed.is_initialized() else 1
+    return ranks()[1]
 
 
 def total(values: list[float], device: torch.device) -> list[float]:

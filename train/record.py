@@ -46,7 +46,6 @@ class Record:
 
     def __init__(self, folder: Path, evaluations: list[Evaluation]) -> None:
         self._folder = folder
-        self.evaluations: list[Evaluation] = []
         try:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "summary.json").unlink(missing_ok=True)
@@ -61,14 +60,8 @@ class Record:
         for evaluation in evaluations:
             self.add(evaluation)
 
-    @property
-    def latest(self) -> Evaluation | None:
-        """The last evaluation so far."""
-        return self.evaluations[-1] if self.evaluations else None
-
     def add(self, evaluation: Evaluation) -> None:
         """Append to metrics.jsonl and the events at once, so that they can be watched."""
-        self.evaluations.append(evaluation)
         values = asdict(evaluation)
         print(json.dumps(values), file=self._metrics, flush=True)
         step = values.pop("step")
@@ -78,11 +71,9 @@ class Record:
         for name, value in values.items():
             self._board.add_scalar(name, value, step)
 
-    def close(self, summary: dict[str, Any]) -> Result:
+    def close(self, result: Result) -> None:
         """Write what describes the whole run."""
-        result = Result(summary, self.evaluations)
         self._metrics.close()
         self._board.close()
-        (self._folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+        (self._folder / "summary.json").write_text(json.dumps(result.summary, indent=2) + "\n")
         draw_curve(self._folder / "curve.png", result)
-        return result

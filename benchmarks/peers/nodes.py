@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
-import tarfile
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torchdata.nodes as nodes
-from serve import BATCH, MEAN, SIZE, STD, THREADS, echoed, serve
+from serve import BATCH, MEAN, SIZE, STD, THREADS, echoed, encoded, serve
 from torchvision.io import ImageReadMode, decode_image
 from torchvision.transforms import v2
-
-
-def encoded(shards: list[str]) -> Iterator[bytes]:
-    for shard in itertools.cycle(shards):
-        with tarfile.open(shard) as tar:
-            for member in tar:
-                if member.name.endswith(".jpg"):
-                    yield tar.extractfile(member).read()
 
 
 def decode(jpeg: bytes) -> torch.Tensor:

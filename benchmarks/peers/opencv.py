@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
-import tarfile
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import cv2
 import numpy as np
-from serve import BATCH, MEAN, SIZE, STD, THREADS, echoed, serve
+from serve import BATCH, MEAN, SIZE, STD, THREADS, echoed, encoded, serve
 
 SCALE = (1 / np.float32(STD))[:, None, None]
 SHIFT = (np.float32(MEAN) / np.float32(STD))[:, None, None]
-
-
-def encoded(shards: list[str]) -> Iterator[bytes]:
-    for shard in itertools.cycle(shards):
-        with tarfile.open(shard) as tar:
-            for member in tar:
-                if member.name.endswith(".jpg"):
-                    yield tar.extractfile(member).read()
 
 
 def decode(jpeg: bytes) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What the peers' scripts share: how they talk with peers.py, and the echo that one writes by hand.
+"""What the peers' scripts share: talking with peers.py, reading JPEGs, and the echo that one writes by hand.
 
 Standard library only, since each peer has an environment of its own.
 """
@@ -6,9 +6,11 @@ Standard library only, since each peer has an environment of its own.
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import random
 import sys
+import tarfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -20,6 +22,15 @@ LIVE = 256
 THREADS = 2
 MEAN = (123.675, 116.28, 103.53)
 STD = (58.395, 57.12, 57.375)
+
+
+def encoded(shards: list[str]) -> Iterator[bytes]:
+    """The JPEGs of the shards, in order and without end."""
+    for shard in itertools.cycle(shards):
+        with tarfile.open(shard) as tar:
+            for member in tar:
+                if member.name.endswith(".jpg"):
+                    yield tar.extractfile(member).read()
 
 
 def echoed(samples: Iterable[Any], factor: int, live: int = LIVE) -> Iterator[Any]:
