@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from nvidia.dali.data_node import DataNode
 
 from dali_echo.origin import line_of
+from dali_echo.read_only import is_read_only
 
 if TYPE_CHECKING:
     from dali_echo.graph import Joint
@@ -53,7 +54,7 @@ def writes_into(nodes: Sequence[DataNode], ends: Sequence[Any]) -> list[bool]:
     stand_ins = {id(node.source): i for i, node in enumerate(nodes)}
     written: set[int] = set()
     for operator in _upstream_of(ends, stand_ins)[0]:
-        if _SIDE_EFFECTS.search(operator._op.schema.Name()):
+        if _SIDE_EFFECTS.search(operator._op.schema.Name()) and not is_read_only(operator):
             written |= _upstream_of(_inputs(operator), stand_ins)[1]
     return [i in written for i in range(len(nodes))]
 

@@ -14,20 +14,23 @@ from nvidia.dali import types
 from serve import BATCH, LIVE, MEAN, SIZE, STD, THREADS, serve
 from torch.nn.functional import interpolate
 
-from dali_echo import echo, pipeline_def, shards
+from dali_echo import echo, pipeline_def, read_only, shards
 from dali_echo.pytorch import EchoIterator
 
 VARIANT = os.environ["VARIANT"]
 pool = ThreadPoolExecutor(THREADS)
 
 
-def resize(crop: np.ndarray) -> np.ndarray:
-    chw = torch.from_numpy(crop).permute(2, 0, 1)[None]
-    return interpolate(chw, size=(SIZE, SIZE), mode="bilinear", antialias=True)[0].numpy()
+def view(photo: np.ndarray, anchor: np.ndarray, shape: np.ndarray) -> np.ndarray:
+    """The window of a uint8 (height, width, 3) photo as uint8 (3, SIZE, SIZE)."""
+    (y, x), (height, width) = anchor, shape
+    window = torch.from_numpy(photo[y : y + height, x : x + width].copy()).permute(2, 0, 1)
+    return interpolate(window[None], size=(SIZE, SIZE), mode="bilinear", antialias=True)[0].numpy()
 
 
-def resize_batch(crops: list[np.ndarray]) -> list[np.ndarray]:
-    return list(pool.map(resize, crops))
+@read_only
+def views(*batch: list[np.ndarray]) -> list[np.ndarray]:
+    return list(pool.map(view, *batch))
 
 
 def normalized(image: Any) -> Any:
@@ -44,11 +47,12 @@ def training(urls: list[str], factor: int) -> Any:
     if VARIANT == "dali":
         return normalized(fn.random_resized_crop(image, size=[SIZE, SIZE]))
     anchor, shape = fn.random_crop_generator(image.shape()[:2])
-    crop = fn.slice(image, anchor, shape, axes=[0, 1])
-    view = fn.python_function(crop, function=resize_batch, batch_processing=True, output_layouts="CHW")
+    image = fn.python_function(
+        image, anchor, shape, function=views, batch_processing=True, output_layouts="CHW"
+    )
     if VARIANT == "uint8":
-        return fn.flip(view, horizontal=fn.random.coin_flip())
-    return normalized(view)
+        return fn.flip(image, horizontal=fn.random.coin_flip())
+    return normalized(image)
 
 
 def batches(urls: list[str], factor: int) -> Iterator[torch.Tensor]:
