@@ -23,6 +23,8 @@ class _Channel:
         self.batches: SimpleQueue[Any] = SimpleQueue()
         self.stopped = threading.Event()
         self.idle_s = 0.0
+        self.burst_s: list[float] = []
+        self.measured = 0
 
 
 class Ahead:
@@ -37,6 +39,7 @@ class Ahead:
         self._make = make
         self._channel = _Channel()
         self._thread: threading.Thread | None = None
+        self._surplus = 0
 
     @property
     def idle_s(self) -> float:
@@ -59,11 +62,30 @@ class Ahead:
             self._thread.start()
             self._channel.requests.put(None)
         batch = self._channel.batches.get()
-        self._channel.requests.put(None)
+        if self._surplus:
+            self._surplus -= 1
+        else:
+            self._channel.requests.put(None)
         if isinstance(batch, _Failure):
             self.stop()
             raise batch.error
         return batch
+
+    def burst(self, batches: int) -> None:
+        """Have so many more batches made, one after the other; they are handed out before any other.
+
+        `burst_s` then tells how long each of them took.
+        """
+        if batches and self._thread is not None:
+            self._channel.burst_s, self._channel.measured = [], batches
+            self._surplus += batches
+            for _ in range(batches):
+                self._channel.requests.put(None)
+
+    @property
+    def burst_s(self) -> list[float]:
+        """Seconds that each batch of the last burst took, as far as they are made."""
+        return self._channel.burst_s
 
     def stop(self) -> None:
         """End the thread; a batch that is being made is lost, and waited for at most a second."""
@@ -73,7 +95,7 @@ class Ahead:
         self._channel.requests.put(None)
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout=1.0)
-        self._channel, self._thread = _Channel(), None
+        self._channel, self._thread, self._surplus = _Channel(), None, 0
 
 
 def _run(make: Callable[[], Any], channel: _Channel) -> None:
@@ -83,8 +105,12 @@ def _run(make: Callable[[], Any], channel: _Channel) -> None:
         channel.idle_s += time.perf_counter() - start
         if channel.stopped.is_set():
             return
+        start = time.perf_counter()
         try:
-            channel.batches.put(make())
+            batch = make()
+            if len(channel.burst_s) < channel.measured:
+                channel.burst_s.append(time.perf_counter() - start)
+            channel.batches.put(batch)
         except BaseException as error:
             channel.batches.put(_Failure(error))
             return

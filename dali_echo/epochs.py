@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 
@@ -93,6 +93,42 @@ class ReadPosition:
 
 
 @dataclass(frozen=True)
+class MovingEnds:
+    """Where the reader's epochs end in the stream emitted, while the factor changes; all ranks together.
+
+    An epoch ends where the uses planned for its fresh samples end. Those of samples that were not read by
+    the last change count with the present factor.
+    """
+
+    size: int
+    """Samples of the reader, in all shards."""
+    factor: float = 1.0
+    planned: int = 0
+    """Uses planned by the last change."""
+    fresh: int = 0
+    """Samples read by then."""
+    fixed: Sequence[int] = ()
+    """Ends of the epochs that had been read or emitted by then."""
+
+    def end(self, epoch: int) -> int:
+        """Samples emitted by the end of an epoch."""
+        if epoch < len(self.fixed):
+            return self.fixed[epoch] if epoch >= 0 else 0
+        return round(self.planned + self.factor * (self.size * (epoch + 1) - self.fresh))
+
+    def samples(self, epoch: int) -> int:
+        """Samples emitted in an epoch."""
+        return self.end(epoch) - self.end(epoch - 1)
+
+    def changed(self, planned: int, fresh: int, emitted: int, factor: float) -> MovingEnds:
+        """Go on with another factor, now that so many uses are planned, samples read, and samples emitted."""
+        fixed = list(self.fixed)
+        while self.size * (len(fixed) + 1) <= fresh or self.end(len(fixed)) <= emitted:
+            fixed.append(self.end(len(fixed)))
+        return replace(self, factor=factor, planned=planned, fresh=fresh, fixed=fixed)
+
+
+@dataclass(frozen=True)
 class Cut:
     """Size of one emitted batch: `samples` that are drawn, then `copies` of the last one."""
 
@@ -132,6 +168,10 @@ class EmittedEpochs:
         if self._samples is None:
             return Cut(self._batch_size)
         size = self._samples(self.epoch)
+        if 0 < size <= self.batch * self._batch_size and not self.pads:
+            # It was longer before the factor changed, and ended with the batch before.
+            self.epoch, self.batch = self.epoch + 1, 0
+            return self.next()
         samples = max(0, min(self._batch_size, size - self.batch * self._batch_size))
         self.batch += 1
         if self._padded_batches is not None:

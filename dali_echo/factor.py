@@ -1,11 +1,11 @@
-"""How often each fresh item is used: a fixed number, or a schedule over the reader's epochs."""
+"""How often each fresh item is used: a fixed number, a schedule over the reader's epochs, or measured."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,14 +15,19 @@ Schedule: TypeAlias = "Callable[[int], float]"
 
 @dataclass(frozen=True)
 class Factor:
-    """A mean number of uses, constant or a function of the reader's epoch (counted from 0)."""
+    """A mean number of uses, constant, a function of the reader's epoch (counted from 0), or "auto"."""
 
-    value: float | Schedule
+    value: float | Schedule | Literal["auto"]
+
+    @property
+    def measured(self) -> bool:
+        """Whether `dali_echo.auto` sets it, and the methods here do not know it."""
+        return self.value == "auto"
 
     def at(self, epoch: int) -> float:
         """The mean number of uses of the items read in `epoch`."""
         if not callable(self.value):
-            return self.value
+            return cast(float, self.value)
         return _check(self.value(epoch), f"the factor's schedule returned for epoch {epoch}:")
 
     def uses(self, epoch: int, index: int, ordinal: int, count: int) -> NDArray[np.int64]:
@@ -46,17 +51,18 @@ def parse_factor(value: Any) -> Factor:
     """Check the `factor` argument of `echo`.
 
     Raises:
-        TypeError: if it is neither a number nor callable.
+        TypeError: if it is neither a number, callable, nor "auto".
         ValueError: if it is below 1 or not finite.
     """
-    return Factor(value if callable(value) else _check(value, "factor ="))
+    known = callable(value) or (isinstance(value, str) and value == "auto")
+    return Factor(value if known else _check(value, "factor ="))
 
 
 def _check(value: Any, what: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
         raise TypeError(
             f"{what} {value!r} is not a number; give the mean number of uses of each fresh item, "
-            f"such as 2 or 2.5, or a callable that returns it for an epoch"
+            f'such as 2 or 2.5, a callable that returns it for an epoch, or "auto"'
         )
     if not math.isfinite(value) or value < 1:
         raise ValueError(f"{what} {value!r} must be a finite number, at least 1 (1 means no echo)")

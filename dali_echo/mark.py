@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, cast
@@ -25,16 +26,18 @@ class Mark:
     unit: Unit
     shuffle_buffer: int
     memory_limit: int | None
+    max_factor: float
     seed: int | None
 
 
 @do_not_convert  # type: ignore[untyped-decorator]
 def echo(
     *nodes: DataNode,
-    factor: float | Callable[[int], float] = 2,
+    factor: float | Callable[[int], float] | Literal["auto"] = 2,
     unit: Unit = "sample",
     shuffle_buffer: int | None = None,
     memory_limit: int | str | None = None,
+    max_factor: float = 8,
     seed: int | None = None,
     name: str | None = None,
 ) -> Any:
@@ -48,6 +51,10 @@ def echo(
         factor: mean number of uses of each fresh item, at least 1. An integer e: exactly e uses each.
             Otherwise the integer below or above, so that n fresh items have round(n * e) uses. A
             callable `f(epoch) -> float`: the factor of the items read in that epoch, counted from 0.
+            "auto": measured, so that the upstream and the trainer take the same time; see
+            docs/how-it-works.md. It changes at batches that no seed determines, from 1 at the beginning.
+            While it measures, up to 10 upstream batches wait beside the buffer, or more with deeper queues.
+            One mark of a pipeline can have it.
         unit: "sample" forms new batches, in which no sample occurs twice; "batch" repeats whole batches.
         shuffle_buffer: live items from which each batch is drawn: samples for unit "sample", by default
             4 batches of them and never fewer than one; batches for "batch", by default 1, which repeats
@@ -56,6 +63,7 @@ def echo(
             fewer samples fit than `shuffle_buffer`, it shrinks, and warns once. Each sample then has memory
             of its own, by a copy: otherwise it keeps the whole upstream batch that it came in. A batch that
             is being taken from the upstream comes on top.
+        max_factor: the highest value that "auto" takes; at least 1.
         seed: of the order of the replay. By default it follows from the pipeline's seed.
         name: of the mark, in statistics and messages; "echo0", "echo1", … by default.
 
@@ -80,12 +88,14 @@ def echo(
             "echo() was called inside an `if` on a DataNode, where only a part of the batch passes: "
             "set the mark before or after the `if`"
         )
+    _check_beside_measured(factor, trace)
     mark = Mark(
         name=_check_name(name, trace),
         factor=parse_factor(factor),
         unit=_check_unit(unit),
         shuffle_buffer=_check_buffer(shuffle_buffer, unit, pipeline.max_batch_size),
         memory_limit=None if memory_limit is None else parse_bytes(memory_limit),
+        max_factor=_check_max_factor(max_factor),
         seed=_check_seed(seed),
     )
     outputs = trace.add(mark, nodes)
@@ -103,6 +113,20 @@ def _check_nodes(nodes: tuple[Any, ...]) -> None:
                 f"echo() argument {position} is {node!r}, not the output of a DALI operator; "
                 f"constants need not pass through echo()"
             )
+
+
+def _check_beside_measured(factor: Any, trace: graph.Trace) -> None:
+    measured = [joint.mark.name for joint in trace.joints if joint.mark.factor.measured]
+    if measured and isinstance(factor, str):
+        raise ValueError(
+            f"factor = {factor!r} is used by two marks, this one and {measured[0]!r}, each of which would "
+            f"measure what the other changes: give one of them a number"
+        )
+    if measured and callable(factor):
+        raise ValueError(
+            f"factor = {factor!r} is a schedule over epochs, and the mark {measured[0]!r} before it, with "
+            f'factor = "auto", changes how long they are: give a number'
+        )
 
 
 def _check_unit(unit: Any) -> Unit:
@@ -124,6 +148,14 @@ def _check_buffer(size: Any, unit: Unit, batch_size: int) -> int:
     if size < 1:
         raise ValueError(f"shuffle_buffer = {size} must hold at least one {unit}")
     return size
+
+
+def _check_max_factor(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"max_factor = {value!r} must be a number, at least 1")
+    if not 1 <= value < math.inf:
+        raise ValueError(f"max_factor = {value!r} must be a finite number, at least 1")
+    return float(value)
 
 
 def _check_seed(seed: Any) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import math
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,9 +14,11 @@ import nvidia.dali
 from nvidia.dali.pipeline import Pipeline
 
 from dali_echo.ahead import Ahead
+from dali_echo.auto import Auto
 from dali_echo.bypass import operators_of, writes_into
-from dali_echo.epochs import EmittedEpochs, Reader, ReadPosition, ceil_div, shard_size
+from dali_echo.epochs import EmittedEpochs, MovingEnds, Reader, ReadPosition, ceil_div, shard_size
 from dali_echo.graph import Joint
+from dali_echo.ranks import sharing
 from dali_echo.source import Fresh, Moment, Snapshot, Source
 from dali_echo.state import dump, load, refuse_difference
 from dali_echo.stats import EchoStats
@@ -94,7 +97,8 @@ class EchoPipeline(Pipeline):  # type: ignore[misc]
         """As of `nvidia.dali.Pipeline`, of a reader before the mark, in samples after the mark.
 
         The epoch is `factor` times as long, so that iterators made for DALI's readers measure it right.
-        With a factor that is a schedule, it is the length of the first epoch.
+        With a factor that is a schedule, it is the length of the first epoch; with "auto", it is for the
+        factor of the last batch delivered.
         """
         self.build()
         meta = self._upstream.reader_meta(name)
@@ -111,10 +115,14 @@ class EchoPipeline(Pipeline):  # type: ignore[misc]
         """Samples that this pipeline emits in an epoch (counted from 0) of a reader before the mark.
 
         Where shards differ in size, all ranks emit the same number: over as many epochs as there are
-        shards, exactly as many as the fresh samples of all ranks give.
+        shards, exactly as many as the fresh samples of all ranks give. With the factor "auto" it is what
+        was known at the last batch delivered.
         """
-        reader = Reader.from_meta(self._upstream.reader_meta(reader_name))
-        return shard_size(self._total(epoch, reader), reader.shards, epoch % reader.shards)
+        return self._samples_by(self._delivered.ends, reader_name, epoch)
+
+    def samples_drawn(self, reader_name: str, epoch: int) -> int:
+        """`epoch_samples` as known at the last batch drawn, which is ahead of the last one delivered."""
+        return self._samples_by(cast(Source, self._source).ends, reader_name, epoch)
 
     def cut(self, emitted: EmittedEpochs) -> None:
         """Set the sizes of the batches to emit, which otherwise follow the reader's `pad_last_batch`.
@@ -128,6 +136,10 @@ class EchoPipeline(Pipeline):  # type: ignore[misc]
         if self._source:
             emitted.epoch, emitted.batch = self._source.emitted.epoch, self._source.emitted.batch
             self._source.emitted = emitted
+
+    def pad(self) -> None:
+        """Pad the emitted epochs, whose length may change, if the reader has `pad_last_batch`. See `cut`."""
+        self.cut(self._padded_like(self._reader()))
 
     def echo_stats(self) -> list[EchoStats]:
         """What each mark has done up to the last batch delivered, in the order of the marks."""
@@ -166,11 +178,30 @@ class EchoPipeline(Pipeline):  # type: ignore[misc]
             upstream_stats=_stats_of(self._upstream),
             upstream_now=snapshot(self._upstream),
             position=ReadPosition(reader, self.max_batch_size),
-            emitted=self._emitted or self._padded_like(reader),
+            emitted=self._emitted or self._as_dali_counts(reader),
             batch_size=self.max_batch_size,
             seed=self._draw_seed,
             private=writes_into(self._joint.outputs, [*self._graph_out, *self._sinks]),
             keeps_state=self._enable_checkpointing,
+            upstream_ends=_ends_of(self._upstream),
+            auto=self._make_auto(reader) if self._joint.mark.factor.measured else None,
+        )
+
+    def _make_auto(self, reader: Reader | None) -> Auto:
+        # Each stage has its queue and two batches in hand; an earlier mark turns one batch into several.
+        period, prefetched = 1, 0
+        for stage in self.stages[:-1]:
+            if isinstance(stage, EchoPipeline):
+                repeats = math.ceil(stage._joint.mark.factor.at(0))
+                period, prefetched = period * repeats, prefetched * repeats
+            prefetched += stage.prefetch_queue_depth + 2
+        return Auto(
+            self._joint.mark.max_factor,
+            period=period,
+            prefetched=prefetched,
+            ends=MovingEnds(reader.size) if reader else None,
+            shards=reader.shards if reader else 1,
+            agree=sharing(),
         )
 
     def _get_checkpoint(self, iterator_data: str = "") -> bytes:
@@ -206,6 +237,7 @@ class EchoPipeline(Pipeline):  # type: ignore[misc]
         mark = self._joint.mark
         return {
             f"factor of {mark.name!r}": "a schedule" if callable(mark.factor.value) else mark.factor.value,
+            f"max_factor of {mark.name!r}": mark.max_factor,
             f"unit of {mark.name!r}": mark.unit,
             f"shuffle_buffer of {mark.name!r}": mark.shuffle_buffer,
             f"memory_limit of {mark.name!r}": mark.memory_limit,
@@ -223,15 +255,29 @@ class EchoPipeline(Pipeline):  # type: ignore[misc]
             return replace(reader, pads=reader.pads and not isinstance(self._upstream, EchoPipeline))
         return None
 
-    def _total(self, epoch: int, reader: Reader) -> int:
-        return self._joint.mark.factor.samples(epoch, reader.size)
+    def _samples_by(self, ends: MovingEnds | None, reader_name: str, epoch: int) -> int:
+        reader = Reader.from_meta(self._upstream.reader_meta(reader_name))
+        return shard_size(self._total(ends, epoch, reader.size), reader.shards, epoch % reader.shards)
+
+    def _total(self, ends: MovingEnds | None, epoch: int, fresh: int) -> int:
+        factor = self._joint.mark.factor
+        if ends is not None and factor.measured:
+            return ends.samples(epoch)
+        if ends is not None and isinstance(self._upstream, EchoPipeline):
+            fresh = self._upstream._total(ends, epoch, fresh)
+        return factor.samples(epoch, fresh)
+
+    def _as_dali_counts(self, reader: Reader | None) -> EmittedEpochs:
+        # DALI's own iterators count an epoch once, and would look for the padding where it is not.
+        moves = self._joint.mark.factor.measured or _ends_of(self._upstream)
+        return EmittedEpochs(self.max_batch_size) if moves else self._padded_like(reader)
 
     def _padded_like(self, reader: Reader | None) -> EmittedEpochs:
         if reader is None or not reader.pads:
             return EmittedEpochs(self.max_batch_size)
 
         def scaled(epoch: int) -> Reader:
-            return replace(reader, size=self._total(epoch, reader))
+            return replace(reader, size=self._total(cast(Source, self._source).ends, epoch, reader.size))
 
         return EmittedEpochs(
             self.max_batch_size,
@@ -240,7 +286,11 @@ class EchoPipeline(Pipeline):  # type: ignore[misc]
         )
 
     def _scale(self, meta: dict[str, Any]) -> dict[str, Any]:
-        size = self._joint.mark.factor.samples(0, meta["epoch_size"])
+        factor = self._joint.mark.factor
+        if factor.measured:
+            size = round(meta["epoch_size"] * self._delivered.stats[-1].factor)
+        else:
+            size = factor.samples(0, meta["epoch_size"])
         padded = size
         if meta["epoch_size_padded"] != meta["epoch_size"]:
             padded = ceil_div(size, meta["number_of_shards"]) * meta["number_of_shards"]
@@ -249,11 +299,15 @@ class EchoPipeline(Pipeline):  # type: ignore[misc]
 
 def _run_upstream(pipeline: Pipeline) -> Fresh:
     outputs = pipeline.run()
-    return Fresh(outputs, _stats_of(pipeline), snapshot(pipeline))
+    return Fresh(outputs, _stats_of(pipeline), snapshot(pipeline), _ends_of(pipeline))
 
 
 def _stats_of(pipeline: Pipeline) -> list[EchoStats]:
     return pipeline.echo_stats() if isinstance(pipeline, EchoPipeline) else []
+
+
+def _ends_of(pipeline: Pipeline) -> MovingEnds | None:
+    return pipeline._delivered.ends if isinstance(pipeline, EchoPipeline) else None
 
 
 def _operators(pipeline: Pipeline) -> str:

@@ -189,7 +189,9 @@ class _EchoedEpochs:
         if reader is None or self._drops:
             pipeline.cut(EmittedEpochs(size))
         elif policy == LastBatchPolicy.PARTIAL:
-            pipeline.cut(EmittedEpochs(size, self._samples))
+            pipeline.cut(EmittedEpochs(size, lambda epoch: pipeline.samples_drawn(reader, epoch)))
+        else:
+            pipeline.pad()
 
     def __len__(self) -> int:
         if self._reader is None:
@@ -242,7 +244,7 @@ class _EchoedEpochs:
         self._epoch, self._yielded, self._ahead = (state[k] for k in ("epoch", "yielded", "ahead"))
 
     def _complete(self) -> bool:
-        return self._reader is not None and self._yielded == len(self)
+        return self._reader is not None and self._yielded >= len(self)
 
     def _samples(self, epoch: int) -> int:
         return self._pipeline.epoch_samples(cast(str, self._reader), epoch)

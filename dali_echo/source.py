@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from nvidia.dali.types import BatchInfo
 
 from dali_echo.ahead import Ahead
+from dali_echo.auto import Auto, logger
 from dali_echo.buffer import EchoBuffer
-from dali_echo.epochs import EmittedEpochs, ReadPosition, Run
+from dali_echo.epochs import EmittedEpochs, MovingEnds, ReadPosition, Run
 from dali_echo.mark import Mark
 from dali_echo.memory import MemoryPlan
 from dali_echo.stats import EchoStats
@@ -34,6 +35,8 @@ class Fresh:
     """Of the marks further up, with this batch."""
     after: Snapshot
     """Of the upstream after this batch."""
+    ends: MovingEnds | None = None
+    """See `Source.ends`; of the upstream, as of this batch."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,8 @@ class Moment:
     stats: list[EchoStats]
     state: dict[str, Any] | None
     """See `Source.restore`; None if checkpoints are not enabled."""
+    ends: MovingEnds | None
+    """See `Source.ends`."""
 
 
 class Source:
@@ -69,6 +74,8 @@ class Source:
         private: for each node, whether the downstream may write into its tensors, so that it must get a
             copy and not the buffer's own memory.
         keeps_state: whether each `Moment` is to have a state.
+        upstream_ends: `Source.ends` of the upstream, before the first batch.
+        auto: measures the factor, if the mark says so.
     """
 
     def __init__(
@@ -83,8 +90,13 @@ class Source:
         seed: int,
         private: Sequence[bool],
         keeps_state: bool,
+        upstream_ends: MovingEnds | None = None,
+        auto: Auto | None = None,
     ) -> None:
         self.emitted = emitted
+        self._upstream_ends = upstream_ends
+        self._auto = auto
+        self._taken_batches = 0
         self._mark = mark
         self._upstream = upstream
         self._upstream_stats = upstream_stats
@@ -140,23 +152,39 @@ class Source:
         self._memory.restore(state["memory"])
         self.emitted.epoch, self.emitted.batch = state["emitted_position"]
         self._position.epoch, self._position.index = state["position"]
+        if self._auto:
+            self._auto.restore(state["auto"])
+        ends = state["upstream_ends"]
+        self._upstream_ends = MovingEnds(**ends) if ends else None
         upstream = state["upstream"]
         self._upstream_now = lambda: upstream
         self.moments = deque([replace(self._moment(), state={**state, "upstream": self._upstream_now})])
 
     @property
     def _factor(self) -> float:
-        return self._mark.factor.at(self._position.epoch)
+        return self._auto.factor if self._auto else self._mark.factor.at(self._position.epoch)
+
+    @property
+    def ends(self) -> MovingEnds | None:
+        """Where the epochs of the mark with a measured factor end, as of the batches taken; if any."""
+        return self._auto.ends if self._auto else self._upstream_ends
 
     def _next_batch(self) -> list[Any]:
         if self._to_restore is not None:
             self._take_again(self._to_restore)
             self._to_restore = None
+        if self._auto:
+            self._auto.asked(self._wait_s, self._taken_batches)
+            self._upstream.burst(self._auto.burst())
         cut = self.emitted.next()
         samples = self._draw(cut.samples)
         if not samples and (cut.samples or self._last is None):
             raise StopIteration
         self._emitted += len(samples)
+        if self._auto:
+            change = self._auto.drew(cut.samples, self._upstream.burst_s)
+            if change:
+                logger.info("mark %r: %s", self._mark.name, change)
         if cut.copies:
             samples += [self._last[2]] * cut.copies  # type: ignore[index]
         return [
@@ -188,13 +216,18 @@ class Source:
 
     def _draw_items(self, count: int) -> tuple[list[int], list[Sample]]:
         """Items for a batch, and their rows."""
-        while self._buffer.wants(count, self._factor) and self._take(needed=self._buffer.live < count):
+        while self._wants(count) and self._take(needed=self._buffer.live < count):
             pass
         draw = self._buffer.draw(count)
         items = draw.items.tolist()
         samples = self._store.rows(items)
         self._store.remove(draw.items[draw.finished].tolist())
         return items, samples
+
+    def _wants(self, count: int) -> bool:
+        buffer = self._buffer
+        paced = self._auto is not None and buffer.live >= count and not self._auto.may_take(buffer)
+        return not paced and buffer.wants(count, self._factor)
 
     def _take(self, needed: bool) -> bool:
         """Take one upstream batch into the buffer, unless there is none or no memory for it.
@@ -218,8 +251,13 @@ class Source:
         rows = sum(run.count for run in runs)
         items = self._store.add(self._buffer.added, fresh.outputs, rows, size)
         self._buffer.capacity = self._memory.capacity(size, items, self._buffer.intake)
-        self._buffer.add(self._planned_uses(runs), factor)
+        uses = self._planned_uses(runs)
+        self._buffer.add(uses, factor)
         self._fresh += rows
+        self._taken_batches += 1
+        if self._auto:
+            planned = int(uses.sum()) * (1 if self._by_sample else rows)
+            self._auto.took(rows, planned, len(uses), self._buffer.drawn)
         return True
 
     def _wait_for_upstream(self) -> Fresh | None:
@@ -247,10 +285,13 @@ class Source:
         self._taken.append(Taken(first_item, position, self._upstream_now))
         self._upstream_now = fresh.after
         self._upstream_stats = fresh.stats
+        self._upstream_ends = fresh.ends
         return self._position.advance(sizes.pop())
 
     def _planned_uses(self, runs: Sequence[Run]) -> NDArray[np.int64]:
         ordinal = self._buffer.added
+        if self._auto:
+            return self._auto.uses(sum(run.count for run in runs) if self._by_sample else 1)
         if not self._by_sample:
             # A batch counts for the epoch of its first row.
             runs = [Run(run.epoch, run.index // self._batch_size, 1) for run in runs[:1]]
@@ -272,7 +313,7 @@ class Source:
             downstream_wait_s=self._upstream.idle_s,
         )
         self._forget_taken()
-        return Moment([*self._upstream_stats, own], self._state() if self._keeps_state else None)
+        return Moment([*self._upstream_stats, own], self._state() if self._keeps_state else None, self.ends)
 
     def _forget_taken(self) -> None:
         """Forget where upstream batches began whose items are no longer needed."""
@@ -299,6 +340,8 @@ class Source:
             "fresh": self._fresh,
             "emitted": self._emitted,
             "memory": self._memory.state(),
+            "auto": self._auto.state() if self._auto else None,
+            "upstream_ends": asdict(self._upstream_ends) if self._upstream_ends else None,
             "emitted_position": (self.emitted.epoch, self.emitted.batch),
             "buffer": self._buffer.state(),
             "rest": (rest_item, len(rest)),
