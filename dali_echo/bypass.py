@@ -65,6 +65,16 @@ def operators_of(joint: Joint | None, ends: Sequence[Any]) -> list[str]:
     return sorted(_kind(operator) for operator in _upstream_of(ends, stand_ins)[0])
 
 
+def image_decoders(ends: Sequence[Any]) -> list[tuple[str, Any]]:
+    """Of each image decoder before these ends: its device, and its `output_type` if one is given."""
+    operators = _upstream_of(ends, {})[0]
+    return [
+        (operator._op.device, operator._op._init_args.get("output_type"))
+        for operator in operators
+        if "decoders__Image" in operator._op.schema.Name()
+    ]
+
+
 def _owner(
     sink: DataNode, stand_ins: dict[int, int], stage_of: dict[int, int], joints: Sequence[Joint]
 ) -> int:

@@ -11,8 +11,10 @@ import numpy as np
 import nvidia.dali
 from nvidia.dali.pipeline import Pipeline
 
+from dali_echo.bypass import image_decoders
 from dali_echo.epochs import EmittedEpochs
 from dali_echo.graph import Stage, split
+from dali_echo.guarded import GuardedPipeline
 from dali_echo.pipeline import EchoPipeline
 
 
@@ -51,6 +53,9 @@ def pipeline_def(
 def _join(stages: list[Stage]) -> Pipeline:
     """Chain the stages of a definition."""
     pipeline = stages[0].pipeline
+    if stages[0].guards:
+        ends = [node for stage in stages for node in (*stage.pipeline._graph_out, *stage.pipeline._sinks)]
+        pipeline = GuardedPipeline.of_stage(pipeline, stages[0].guards, image_decoders(ends))
     if len(stages) == 1:
         return pipeline
     given = pipeline.seed

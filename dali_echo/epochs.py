@@ -6,6 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 
 def ceil_div(a: int, b: int) -> int:
     """a / b, rounded up."""
@@ -53,11 +56,25 @@ class Reader:
 
 @dataclass(frozen=True)
 class Run:
-    """Consecutive fresh rows of one upstream batch: `count` of them, from number `index` of `epoch`."""
+    """Consecutive rows of one upstream batch that are used: `count` of them, from number `index` of `epoch`.
+
+    Rows that are dropped do not count.
+    """
 
     epoch: int
     index: int
     count: int
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Those of an upstream batch that are not copies which pad it."""
+
+    runs: list[Run]
+    used: list[int]
+    """Their places in the batch: of all rows in the runs."""
+    dropped: int
+    """How many others there are."""
 
 
 class ReadPosition:
@@ -71,25 +88,43 @@ class ReadPosition:
         self._batch_size = batch_size
         self.epoch = 0
         self.index = 0
+        self.dropped = 0
 
-    def advance(self, rows: int) -> list[Run]:
-        """Go on by one upstream batch; its rows beyond the runs returned are copies that pad it."""
-        runs = []
+    @property
+    def state(self) -> tuple[int, int, int]:
+        """What `restore` needs."""
+        return self.epoch, self.index, self.dropped
+
+    def restore(self, state: tuple[int, int, int]) -> None:
+        """Go on from a state."""
+        self.epoch, self.index, self.dropped = state
+
+    def advance(self, bad: NDArray[np.bool_]) -> Rows:
+        """Go on by one upstream batch, given for each of its rows whether it is dropped."""
+        runs: list[Run] = []
+        used: list[int] = []
+        dropped = 0
+        rows = len(bad)
         while True:
             size = self._reader.samples(self.epoch) if self._reader else self.index + rows
             count = max(0, min(rows, size - self.index))
-            if count:
-                runs.append(Run(self.epoch, self.index, count))
+            first = len(bad) - rows
+            good = (first + np.flatnonzero(~bad[first : first + count])).tolist()
+            if good:
+                runs.append(Run(self.epoch, self.index - self.dropped, len(good)))
+            used += good
+            dropped += count - len(good)
+            self.dropped += count - len(good)
             pads = self._reader is not None and self._reader.pads
             self.index += rows if pads else count
             rows -= count
             if self._reader is None:
-                return runs
+                return Rows(runs, used, dropped)
             end = self._reader.batches(self._batch_size) * self._batch_size if pads else size
             if self.index >= end:
-                self.epoch, self.index = self.epoch + 1, 0
+                self.epoch, self.index, self.dropped = self.epoch + 1, 0, 0
             if pads or rows == 0:
-                return runs
+                return Rows(runs, used, dropped)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from dali_echo.ranks import ranks
 
 if TYPE_CHECKING:
     from dali_echo.mark import Mark
+    from dali_echo.shards.guarding import Guard
 
 
 @dataclass(eq=False)
@@ -31,18 +32,29 @@ class Joint:
     inputs: tuple[DataNode, ...]
     outputs: tuple[DataNode, ...] = ()
     feed: Callable[[int, BatchInfo], Any] | None = None
+    bad: DataNode | None = None
+    """Which rows of the inputs are to be dropped, if any may be."""
 
 
 @dataclass
 class Trace:
-    """The marks met while a definition runs, and the rank that it is for."""
+    """The marks met while a definition runs, the guards behind its readers, and the rank that it is for."""
 
     joints: list[Joint] = field(default_factory=list)
+    guards: list[Guard] = field(default_factory=list)
+    bad: DataNode | None = None
+    """Rows that the guards want to have dropped."""
     rank: int = field(default_factory=lambda: ranks()[0])
+
+    def guard(self, guard: Guard, bad: DataNode) -> None:
+        """Note a guard, and the rows that it calls bad: the first mark drops them, if it skips them."""
+        self.guards.append(guard)
+        if guard.skips:
+            self.bad = bad if self.bad is None else self.bad | bad
 
     def add(self, mark: Mark, inputs: tuple[DataNode, ...]) -> tuple[DataNode, ...]:
         """Note a mark, and return the nodes that its definition goes on with."""
-        joint = Joint(mark, inputs)
+        joint = Joint(mark, inputs, bad=None if self.joints else self.bad)
         joint.outputs = tuple(
             fn.external_source(
                 source=_source(joint, position),
@@ -64,6 +76,7 @@ class Stage:
     pipeline: Pipeline
     joint: Joint | None
     rank: int
+    guards: list[Guard]
 
 
 def current_trace() -> Trace | None:
@@ -78,11 +91,16 @@ def split(define: Callable[[], Pipeline]) -> list[Stage]:
         define: builds the pipeline of the whole definition, always in the same way.
 
     Raises:
-        ValueError: if a value bypasses a mark, or a mark is not used.
+        ValueError: if a value bypasses a mark, a mark is not used, or none drops what is to be skipped.
         RuntimeError: if the definition sets other marks when it runs again.
     """
     whole, trace = _trace(define)
     joints = trace.joints
+    if trace.bad is not None and not joints:
+        raise ValueError(
+            'on_error="skip" leaves samples out at an echo mark, and the definition has none: add one after '
+            "the decoder, as in `image, label = echo(image, label, factor=1)`"
+        )
     owners = bypass.check(joints, whole._graph_out, whole._sinks)
     stages: list[Stage] = []
     for number in range(len(joints) + 1):
@@ -95,12 +113,14 @@ def split(define: Callable[[], Pipeline]) -> list[Stage]:
                 f"when it ran again: it must build the same graph each time"
             )
         if not last:
-            pipeline.set_outputs(*marks[number].inputs)
+            bad = marks[number].bad
+            pipeline.set_outputs(*marks[number].inputs, *([] if bad is None else [bad]))
         # An operator with side effects is kept by every trace; it must run in its own stage only.
         pipeline._sinks = [
             sink for sink, owner in zip(pipeline._sinks, owners, strict=True) if owner == number
         ]
-        stages.append(Stage(pipeline, marks[number - 1] if number else None, trace.rank))
+        joint, guards = (marks[number - 1], []) if number else (None, again.guards)
+        stages.append(Stage(pipeline, joint, trace.rank, guards))
     return stages
 
 

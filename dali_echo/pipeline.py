@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
 
+import numpy as np
 import nvidia.dali
 from nvidia.dali.pipeline import Pipeline
 
@@ -54,7 +55,7 @@ class EchoPipeline(Pipeline):  # type: ignore[misc]
         stage._joint = joint
         stage._draw_seed = draw_seed
         stage._given_seed = given_seed
-        stage._ahead = Ahead(functools.partial(_run_upstream, upstream))
+        stage._ahead = Ahead(functools.partial(_run_upstream, upstream, joint.bad is not None))
         stage._emitted = None
         stage._source = None
         # DALI keeps the callback of an external source in a reference cycle. One that owned the upstream
@@ -297,9 +298,13 @@ class EchoPipeline(Pipeline):  # type: ignore[misc]
         return {**meta, "epoch_size": size, "epoch_size_padded": padded}
 
 
-def _run_upstream(pipeline: Pipeline) -> Fresh:
+def _run_upstream(pipeline: Pipeline, drops: bool) -> Fresh:
     outputs = pipeline.run()
-    return Fresh(outputs, _stats_of(pipeline), snapshot(pipeline), _ends_of(pipeline))
+    bad = None
+    if drops:
+        *outputs, flags = outputs
+        bad = np.asarray(flags.as_tensor())
+    return Fresh(outputs, bad, _stats_of(pipeline), snapshot(pipeline), _ends_of(pipeline))
 
 
 def _stats_of(pipeline: Pipeline) -> list[EchoStats]:

@@ -15,7 +15,7 @@ from nvidia.dali.types import BatchInfo
 from dali_echo.ahead import Ahead
 from dali_echo.auto import Auto, logger
 from dali_echo.buffer import EchoBuffer
-from dali_echo.epochs import EmittedEpochs, MovingEnds, ReadPosition, Run
+from dali_echo.epochs import EmittedEpochs, MovingEnds, ReadPosition, Rows, Run
 from dali_echo.mark import Mark
 from dali_echo.memory import MemoryPlan
 from dali_echo.stats import EchoStats
@@ -31,6 +31,8 @@ class Fresh:
 
     outputs: Sequence[Any]
     """A tensor list for each node of the mark."""
+    bad: NDArray[np.bool_] | None
+    """For each row, whether it is dropped; None if none is."""
     stats: list[EchoStats]
     """Of the marks further up, with this batch."""
     after: Snapshot
@@ -44,7 +46,7 @@ class Taken:
     """Where an upstream batch that was taken begins: what it needs to be taken again."""
 
     first_item: int
-    position: tuple[int, int]
+    position: tuple[int, int, int]
     before: Snapshot
 
 
@@ -116,7 +118,7 @@ class Source:
         # The last sample emitted, which may be copied: its item, how many rows follow it there, and itself.
         self._last: tuple[int, int, Sample] | None = None
         self._ended = False
-        self._fresh = self._emitted = 0
+        self._fresh = self._skipped = self._emitted = 0
         self._wait_s = 0.0
         self._request: tuple[int, int] | None = None
         self._batch: list[Any] = []
@@ -148,10 +150,10 @@ class Source:
         The upstream batches of the live items are taken again when the first batch is asked for.
         """
         self._to_restore = state
-        self._fresh, self._emitted = state["fresh"], state["emitted"]
+        self._fresh, self._skipped, self._emitted = (state[k] for k in ("fresh", "skipped", "emitted"))
         self._memory.restore(state["memory"])
         self.emitted.epoch, self.emitted.batch = state["emitted_position"]
-        self._position.epoch, self._position.index = state["position"]
+        self._position.restore(state["position"])
         if self._auto:
             self._auto.restore(state["auto"])
         ends = state["upstream_ends"]
@@ -245,19 +247,20 @@ class Source:
             self._refused = fresh
             return False
         factor = self._factor
-        runs = self._unpack(fresh, self._buffer.added)
-        if not runs:
-            return True  # copies only: no batch was taken
-        rows = sum(run.count for run in runs)
-        items = self._store.add(self._buffer.added, fresh.outputs, rows, size)
+        epoch, index, _ = self._position.state
+        rows = self._unpack(fresh, self._buffer.added)
+        self._skipped += rows.dropped
+        if not rows.runs:
+            return True  # nothing to use: no batch was taken
+        items = self._store.add(self._buffer.added, fresh.outputs, rows.used, size)
         self._buffer.capacity = self._memory.capacity(size, items, self._buffer.intake)
-        uses = self._planned_uses(runs)
+        uses = self._planned_uses(rows.runs, epoch, index)
         self._buffer.add(uses, factor)
-        self._fresh += rows
+        self._fresh += len(rows.used)
         self._taken_batches += 1
         if self._auto:
-            planned = int(uses.sum()) * (1 if self._by_sample else rows)
-            self._auto.took(rows, planned, len(uses), self._buffer.drawn)
+            planned = int(uses.sum()) * (1 if self._by_sample else len(rows.used))
+            self._auto.took(len(rows.used) + rows.dropped, planned, len(uses), self._buffer.drawn)
         return True
 
     def _wait_for_upstream(self) -> Fresh | None:
@@ -273,28 +276,29 @@ class Source:
             self._wait_s += time.perf_counter() - start
         return fresh
 
-    def _unpack(self, fresh: Fresh, first_item: int) -> list[Run]:
-        """Note where an upstream batch begins, and find its fresh rows."""
+    def _unpack(self, fresh: Fresh, first_item: int) -> Rows:
+        """Note where an upstream batch begins, and find its rows to use."""
         sizes = {len(output) for output in fresh.outputs}
         if len(sizes) > 1:
             raise RuntimeError(
                 f"the nodes of the mark {self._mark.name!r} hold batches of different sizes, {sizes}: "
                 f"they must come from operators that work on the same batch"
             )
-        position = (self._position.epoch, self._position.index)
-        self._taken.append(Taken(first_item, position, self._upstream_now))
+        self._taken.append(Taken(first_item, self._position.state, self._upstream_now))
         self._upstream_now = fresh.after
         self._upstream_stats = fresh.stats
         self._upstream_ends = fresh.ends
-        return self._position.advance(sizes.pop())
+        return self._position.advance(np.zeros(sizes.pop(), bool) if fresh.bad is None else fresh.bad)
 
-    def _planned_uses(self, runs: Sequence[Run]) -> NDArray[np.int64]:
+    def _planned_uses(self, runs: Sequence[Run], epoch: int, index: int) -> NDArray[np.int64]:
+        """Of the items of a batch that begins at `index` of `epoch`."""
         ordinal = self._buffer.added
         if self._auto:
             return self._auto.uses(sum(run.count for run in runs) if self._by_sample else 1)
         if not self._by_sample:
             # A batch counts for the epoch of its first row.
-            runs = [Run(run.epoch, run.index // self._batch_size, 1) for run in runs[:1]]
+            number = index // self._batch_size if runs[0].epoch == epoch else 0
+            runs = [Run(runs[0].epoch, number, 1)]
         uses = []
         for run in runs:
             uses.append(self._mark.factor.uses(run.epoch, run.index, ordinal, run.count))
@@ -305,6 +309,7 @@ class Source:
         own = EchoStats(
             name=self._mark.name,
             fresh=self._fresh,
+            skipped=self._skipped,
             emitted=self._emitted,
             factor=self._factor,
             live_samples=self._store.samples,
@@ -338,6 +343,7 @@ class Source:
         oldest = self._taken[0] if self._taken else None
         return {
             "fresh": self._fresh,
+            "skipped": self._skipped,
             "emitted": self._emitted,
             "memory": self._memory.state(),
             "auto": self._auto.state() if self._auto else None,
@@ -347,7 +353,7 @@ class Source:
             "rest": (rest_item, len(rest)),
             "last": self._last[:2] if self._last and self.emitted.pads else None,
             "first_item": oldest.first_item if oldest else self._buffer.added,
-            "position": oldest.position if oldest else (self._position.epoch, self._position.index),
+            "position": oldest.position if oldest else self._position.state,
             "upstream": oldest.before if oldest else self._upstream_now,
         }
 
@@ -360,8 +366,8 @@ class Source:
         item = state["first_item"]
         while item < self._buffer.added:
             fresh = self._upstream.next()
-            rows = sum(run.count for run in self._unpack(fresh, item))
-            item += self._store.add(item, fresh.outputs, rows, batch_bytes(fresh.outputs), needed)
+            used = self._unpack(fresh, item).used
+            item += self._store.add(item, fresh.outputs, used, batch_bytes(fresh.outputs), needed)
         if rest:
             self._rest = rest_item, self._store.rows([rest_item])[-rest:]
         if last:

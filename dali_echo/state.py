@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-VERSION = 1
+VERSION = 2
 """Of the format. It changes with what a state means, so that an old one is refused."""
 
 

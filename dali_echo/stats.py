@@ -15,7 +15,10 @@ class EchoStats:
     name: str
     """The mark's name."""
     fresh: int
-    """Samples taken from the upstream. The copies with which a reader pads its last batch do not count."""
+    """Samples taken from the upstream. Those left out, and copies that pad a reader's last batch, do not
+    count."""
+    skipped: int
+    """Samples that were left out before, since they do not decode: see `on_error` of `shards.read`."""
     emitted: int
     """Uses of them in the batches delivered; copies that pad a batch do not count."""
     factor: float

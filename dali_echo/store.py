@@ -43,16 +43,16 @@ class Store:
         self,
         first_item: int,
         outputs: Sequence[Any],
-        rows: int,
+        rows: Sequence[int],
         size: int,
         wanted: Collection[int] | None = None,
     ) -> int:
-        """Hold the first `rows` rows of an upstream batch, and number its items from `first_item`.
+        """Hold `rows` of an upstream batch, and number its items from `first_item`.
 
         Args:
             first_item: ordinal of the batch's first item.
             outputs: a tensor list for each node.
-            rows: the fresh ones; what follows them in the batch are copies that pad it.
+            rows: the ones that are fresh and good.
             size: `batch_bytes` of the outputs.
             wanted: the items to hold; the others are passed over.
 
@@ -60,7 +60,7 @@ class Store:
             How many items the batch has.
         """
         # By index, since a slice of a tensor list crashes the interpreter.
-        samples = list(zip(*([output[i] for i in range(rows)] for output in outputs), strict=True))
+        samples = list(zip(*([output[i] for i in rows] for output in outputs), strict=True))
         items: list[Sequence[Sample]] = [[s] for s in samples] if self._by_sample else [samples]
         if not samples:
             return 0

@@ -45,7 +45,7 @@ def test_the_position_follows_the_reader(
         for _ in range(12):
             got = [int(np.asarray(row)[0]) for row in pipeline.run()[0]]
             expected = []
-            for run in position.advance(batch):
+            for run in position.advance(np.zeros(batch, bool)).runs:
                 first = size * reader.shard_at(run.epoch) // shards
                 expected += range(first + run.index, first + run.index + run.count)
             assert got[: len(expected)] == expected
@@ -56,8 +56,27 @@ def test_the_position_follows_the_reader(
 
 def test_without_a_reader_all_is_one_epoch() -> None:
     position = ReadPosition(None, 4)
-    assert position.advance(4) == [Run(0, 0, 4)]
-    assert position.advance(3) == [Run(0, 4, 3)]
+    assert position.advance(np.zeros(4, bool)).runs == [Run(0, 0, 4)]
+    assert position.advance(np.zeros(3, bool)).runs == [Run(0, 4, 3)]
+
+
+def test_rows_that_are_dropped_do_not_count_in_their_epoch() -> None:
+    position = ReadPosition(Reader(size=6, shards=1, shard=0, pads=False, sticks=False), 4)
+    rows = position.advance(np.array([False, True, False, True]))
+    assert (rows.runs, rows.used, rows.dropped) == ([Run(0, 0, 2)], [0, 2], 2)
+    state = position.state
+    for _ in range(2):
+        # Two rows end the epoch, and two begin the next.
+        rows = position.advance(np.array([True, False, True, False]))
+        assert (rows.runs, rows.used, rows.dropped) == ([Run(0, 2, 1), Run(1, 0, 1)], [1, 3], 2)
+        position.restore(state)
+
+
+def test_a_bad_row_among_copies_is_no_row_dropped() -> None:
+    position = ReadPosition(Reader(size=6, shards=1, shard=0, pads=True, sticks=False), 4)
+    position.advance(np.zeros(4, bool))
+    rows = position.advance(np.ones(4, bool))
+    assert (rows.runs, rows.used, rows.dropped) == ([], [], 2)
 
 
 def test_batches_are_full_without_epochs() -> None:

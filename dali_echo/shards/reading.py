@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal
 
 from nvidia.dali import fn
 from nvidia.dali.data_node import DataNode
@@ -13,8 +13,13 @@ from nvidia.dali.pipeline import do_not_convert
 from dali_echo.graph import current_trace
 from dali_echo.ranks import ranks
 from dali_echo.shards import labels
+from dali_echo.shards.decoding import is_image
+from dali_echo.shards.guarding import Guard
 from dali_echo.shards.indexing import ShardIndex, escape, shard_index
 from dali_echo.shards.locating import local_paths
+from dali_echo.shards.skipped import SkippedLog
+
+OnError = Literal["raise", "skip"]
 
 
 @do_not_convert  # type: ignore[untyped-decorator]
@@ -29,6 +34,9 @@ def read(
     num_shards: int | None = None,
     pad_last_batch: bool = False,
     stick_to_shard: bool = False,
+    on_error: OnError = "raise",
+    max_errors: float | None = None,
+    error_log: str | Path | None = "skipped.jsonl",
 ) -> Any:
     """Read WebDataset shards with `fn.readers.webdataset`, after checking what they hold.
 
@@ -50,6 +58,15 @@ def read(
             `torch.distributed` when it is initialised, else everything.
         pad_last_batch: repeat the last sample so that all parts have the same number of batches.
         stick_to_shard: read the same part in each epoch. The order of shards is then fixed.
+        on_error: what becomes of a sample with an image (a component with an image's extension) that
+            does not decode: "raise" ends the run, and names shard, sample and reason; "skip" leaves the
+            sample out, at the first `echo` mark, and the run goes on with the next ones.
+        max_errors: for "skip", how many samples each rank leaves out at most: an integer counts different
+            ones since the process began; a number between 0 and 1 is the fraction of the samples read (of
+            1,000 at least). By default 0.05. More than 100 in a row, or a larger integer `max_errors`, are
+            an error too.
+        error_log: for "skip", a file to which a line of JSON with `shard`, `key` and `reason` is appended
+            for each sample left out that it does not name yet; ranks may share it. None for no file.
 
     Returns:
         A node if `ext` is a string, else a tuple with one per entry. Labels (extensions that
@@ -59,12 +76,21 @@ def read(
 
     Raises:
         FileNotFoundError: shards that do not exist.
+        OSError: `error_log` cannot be written.
         ValueError: a URL that is not local, a shard that is damaged or empty, a sample without one
-            of the components, a label that is no integer, more parts than samples.
+            of the components, a label that is no integer, more parts than samples, an argument that
+            cannot be; when it runs, an image that does not decode, or too many of them.
     """
     outputs = [alternatives(entry) for entry in ([ext] if isinstance(ext, str) else ext)]
     if not outputs:
         raise ValueError("ext names no component: give at least one extension, such as 'jpg'")
+    guard = _guard(on_error, max_errors, error_log)
+    screened = [place for place, output in enumerate(outputs) if all(map(is_image, output))]
+    if guard.skips and not screened:
+        raise ValueError(
+            f'on_error="skip" leaves out samples whose image does not decode, and no entry of ext = {ext!r} '
+            f"has an image's extension, such as 'jpg'"
+        )
     shards = [shard_index(path) for path in local_paths(urls)]
     for shard in shards:
         _check(shard, outputs)
@@ -72,6 +98,10 @@ def read(
     trace = current_trace()
     if trace is not None:
         trace.rank = shard_id
+    elif guard.skips:
+        raise ValueError(
+            'on_error="skip" needs `dali_echo.pipeline_def` instead of `nvidia.dali.pipeline_def`'
+        )
     components = fn.readers.webdataset(
         name=name,
         paths=[str(shard.shard) for shard in shards],
@@ -88,10 +118,15 @@ def read(
         num_shards=num_shards,
         pad_last_batch=pad_last_batch,
     )
-    nodes = [components] if len(outputs) == 1 else components
+    nodes: list[DataNode] = [components] if len(outputs) == 1 else list(components)
+    if screened and trace is not None:
+        images, bad = guard.behind([nodes[place] for place in screened])
+        for place, image in zip(screened, images, strict=True):
+            nodes[place] = image
+        trace.guard(guard, bad)
     decoded = tuple(
         labels.decode(node) if _is_label(output) else node
-        for node, output in zip(cast(Sequence[DataNode], nodes), outputs, strict=True)
+        for node, output in zip(nodes, outputs, strict=True)
     )
     return decoded[0] if isinstance(ext, str) else decoded
 
@@ -102,6 +137,29 @@ def alternatives(entry: str) -> list[str]:
     if not all(extensions):
         raise ValueError(f"ext entry {entry!r}: expected an extension, or several as 'jpg;jpeg'")
     return extensions
+
+
+def _guard(on_error: Any, max_errors: Any, error_log: Any) -> Guard:
+    if on_error not in ("raise", "skip"):
+        raise ValueError(f'on_error = {on_error!r} is not known; use "raise" or "skip"')
+    if on_error == "raise":
+        if max_errors is not None:
+            raise ValueError(
+                f'max_errors = {max_errors!r} allows errors, and on_error="raise" none: use "skip"'
+            )
+        return Guard(None, 0)
+    if max_errors is None:
+        max_errors = 0.05
+    if (
+        isinstance(max_errors, bool)
+        or not (isinstance(max_errors, int) or 0 < max_errors < 1)
+        or max_errors < 0
+    ):
+        raise ValueError(
+            f"max_errors = {max_errors!r} must be a number of samples, as an integer, or a fraction of those "
+            f"read, between 0 and 1"
+        )
+    return Guard(SkippedLog(None if error_log is None else Path(error_log)), max_errors)
 
 
 def _is_label(output: list[str]) -> bool:
