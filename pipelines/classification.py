@@ -69,19 +69,31 @@ def training(
     echo_stage: EchoStage = EchoStage.NONE,
     echo_factor: float = 2,
     shuffle_buffer: int | None = None,
+    error_log: str | Path | None = None,
+    max_errors: float | None = None,
 ) -> tuple[DataNode, ...]:
     """Shuffled, augmented images and their labels; on the GPU when there is a `device_id`.
 
-    A shuffle buffer holds samples, and for `EchoStage.BATCH` batches.
+    A shuffle buffer holds samples, and for `EchoStage.BATCH` batches. With an `error_log`, images that do not
+    decode are left out, at most `max_errors`, and named there.
     """
 
     def mark(stage: EchoStage, *nodes: DataNode) -> Any:
+        if stage is EchoStage.DECODE and echo_stage is EchoStage.NONE and error_log is not None:
+            return echo(*nodes, factor=1)  # a mark is where they are left out
         if stage is not echo_stage:
             return nodes
         unit = "batch" if stage is EchoStage.BATCH else "sample"
         return echo(*nodes, factor=echo_factor, unit=unit, shuffle_buffer=shuffle_buffer)
 
-    encoded, label = shards.read(urls, ext=["jpg;jpeg;png", "cls"], name=READER)
+    encoded, label = shards.read(
+        urls,
+        ext=["jpg;jpeg;png", "cls"],
+        name=READER,
+        on_error="raise" if error_log is None else "skip",
+        max_errors=max_errors,
+        error_log=error_log,
+    )
     encoded, label = mark(EchoStage.READ, encoded, label)
     image = _decode(encoded, images)
     image, label = mark(EchoStage.DECODE, image, label)

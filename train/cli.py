@@ -16,7 +16,7 @@ from train import demo, ranks
 from train.errors import TrainError
 from train.loop import fit
 from train.progress import ProgressBar
-from train.workloads import WORKLOADS, Network, Schedule, Settings, Workload
+from train.workloads import WORKLOADS, Network, OnError, Schedule, Settings, Workload
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
 
@@ -63,6 +63,15 @@ def _command(workload: Workload) -> Callable[..., None]:
         eval_examples: Annotated[
             int, typer.Option(min=1, help="Test examples to evaluate on, at most.")
         ] = workload.eval_examples,
+        on_error: Annotated[
+            OnError, typer.Option(help="What becomes of a training image that does not decode.")
+        ] = OnError.RAISE,
+        max_errors: Annotated[
+            float | None,
+            typer.Option(
+                min=0, help="Such images to skip at most: a number, or a fraction; 0.05 by default."
+            ),
+        ] = None,
         resume: Annotated[
             bool, typer.Option("--resume", help="Go on from checkpoint.pt in --out, if there is one.")
         ] = False,
@@ -88,6 +97,8 @@ def _command(workload: Workload) -> Callable[..., None]:
                 eval_examples=eval_examples,
                 seed=seed,
                 device=rank_device,
+                on_error=on_error,
+                max_errors=_max_errors(on_error, max_errors),
             )
             folder = out or Path("runs") / workload.name
             shards = workload.prepare(data)
@@ -134,6 +145,18 @@ def _echo_factor(stage: EchoStage, factor: float | None, buffer: int | None) -> 
                 )
         return 1.0
     return 2.0 if factor is None else factor
+
+
+def _max_errors(on_error: OnError, most: float | None) -> float | None:
+    if most is None:
+        return None
+    if on_error is OnError.RAISE:
+        raise typer.BadParameter(f"--max-errors {most:g} needs --on-error skip")
+    if 0 < most < 1:
+        return most
+    if not most.is_integer():
+        raise typer.BadParameter(f"--max-errors {most:g} is neither a whole number nor a fraction below 1")
+    return int(most)
 
 
 def _target(target: float | None) -> float | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from pipelines.classification import OUTPUTS, READER, training, validation
 from train import ranks
 from train.data import ShardSet
 from train.errors import TrainError
-from train.workloads import Settings
+from train.workloads import OnError, Settings
 
 
 def cores() -> int:
@@ -32,9 +33,12 @@ class Feed:
         settings: of the run.
         shards: to read.
         keeps_state: whether `state_dict` will be asked for.
+        skipped: the file that names images which were left out, if the settings say so.
     """
 
-    def __init__(self, settings: Settings, shards: ShardSet, keeps_state: bool = False) -> None:
+    def __init__(
+        self, settings: Settings, shards: ShardSet, keeps_state: bool = False, skipped: Path | None = None
+    ) -> None:
         pipeline = _checked(
             training,
             shards.train,
@@ -42,6 +46,8 @@ class Feed:
             settings.echo_stage,
             settings.echo_factor,
             settings.shuffle_buffer,
+            skipped if settings.on_error is OnError.SKIP else None,
+            settings.max_errors,
             batch_size=settings.batch_size,
             seed=settings.seed,
             enable_checkpointing=keeps_state,
@@ -64,6 +70,11 @@ class Feed:
         """Examples read for the batches given out, as the echo mark counts them."""
         stats = self._batches.stats
         return stats[0].fresh if stats else self.emitted
+
+    @property
+    def skipped(self) -> int:
+        """Examples that were left out before, since they do not decode."""
+        return sum(stats.skipped for stats in self._batches.stats)
 
     @property
     def upstream_wait_s(self) -> float:
@@ -98,11 +109,18 @@ class Feed:
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         while True:
             start = time.perf_counter()
-            for batch in self._batches:
+            for batch in self._readable():
                 self.wait_s += time.perf_counter() - start
                 self.emitted += len(batch["label"])
                 yield batch
                 start = time.perf_counter()
+
+    def _readable(self) -> Iterator[dict[str, torch.Tensor]]:
+        """The batches of one epoch."""
+        try:
+            yield from self._batches
+        except ValueError as error:
+            raise TrainError(str(error)) from error
 
 
 def held_out(settings: Settings, shards: ShardSet) -> list[dict[str, torch.Tensor]]:

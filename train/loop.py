@@ -21,7 +21,7 @@ from train.feed import Feed, cores, held_out
 from train.learner import Learner
 from train.record import Evaluation, Record, Result
 from train.timing import Busy
-from train.workloads import Schedule, Settings
+from train.workloads import OnError, Schedule, Settings
 
 Progress = Callable[[int, int, Evaluation | None], None]
 """Told after each step: its number, how many are planned, and the latest evaluation."""
@@ -55,11 +55,11 @@ def fit(
     device = torch.device(settings.device)
     # Leave a core to the pipeline: threads that spin while they wait would take it away.
     torch.set_num_threads(max(1, cores() - 1))
+    saved = checkpoint.load(out) if resume else None
     held = held_out(settings, shards)
-    feed = Feed(settings, shards, keeps_state=checkpoint_every is not None)
+    feed = Feed(settings, shards, checkpoint_every is not None, _skipped(settings, out, saved is not None))
     planned = _planned_steps(settings, feed.epoch_size)
     learner = Learner(settings, planned)
-    saved = checkpoint.load(out) if resume else None
     run = Run(next_eval=settings.eval_every)
     if saved is not None:
         _refuse_difference(settings, saved["settings"], out)
@@ -105,6 +105,7 @@ def fit(
         **_results(settings, run.evaluations[-1]),
         "upstream_wait_s": feed.upstream_wait_s,
         "busy_fraction": run.busy_s / run.wall_s,
+        "skipped_examples": int(ranks.total([feed.skipped], device)[0]),
         "evaluated_on": int(ranks.total([sum(len(batch["label"]) for batch in held)], device)[0]),
     }
     result = Result(summary, run.evaluations)
@@ -148,6 +149,21 @@ class Run:
         return cls(**{**state, "losses": losses, "evaluations": evaluations})
 
 
+def _skipped(settings: Settings, out: Path, resumed: bool) -> Path | None:
+    """The file that names what is left out, which all ranks share; a new run begins it anew."""
+    if settings.on_error is OnError.RAISE:
+        return None
+    path = out / "skipped.jsonl"
+    if ranks.rank() == 0 and not resumed:
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise TrainError(f"cannot write to --out {out}: {error.strerror}. Name another folder") from error
+    ranks.gathered(None)  # the others wait for this
+    return path
+
+
 def _evaluate(run: Run, learner: Learner, feed: Feed, held: list[dict[str, torch.Tensor]]) -> Evaluation:
     loss = float(torch.stack([loss.cpu() for loss in run.losses]).mean())
     if not math.isfinite(loss):
@@ -183,7 +199,9 @@ def _checkpoint(settings: Settings, out: Path, run: Run, learner: Learner, feed:
 def _plain(settings: Settings) -> dict[str, Any]:
     """Settings that a resumed run must share, and the number of ranks."""
     values = {
-        f.name: getattr(settings, f.name) for f in fields(settings) if f.name not in ("device", "workload")
+        f.name: getattr(settings, f.name)
+        for f in fields(settings)
+        if f.name not in ("device", "workload", "on_error", "max_errors")
     }
     if settings.schedule is Schedule.CONSTANT:
         # Where a run ends changes nothing of the way there.

@@ -33,6 +33,14 @@ class Schedule(str, Enum):
     """Down to 0 at the end of what --epochs, --max-steps and --max-fresh allow."""
 
 
+class OnError(str, Enum):
+    """What becomes of a training image that does not decode."""
+
+    RAISE = "raise"
+    SKIP = "skip"
+    """It is left out, and named in skipped.jsonl."""
+
+
 @dataclass(frozen=True)
 class Workload:
     """A data set, how its images are fed, and settings that suit it."""
@@ -70,6 +78,8 @@ class Settings:
     eval_examples: int
     seed: int
     device: str
+    on_error: OnError = OnError.RAISE
+    max_errors: float | None = None
 
     @property
     def uses(self) -> float:

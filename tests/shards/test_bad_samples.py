@@ -235,9 +235,11 @@ def test_ranks_take_the_same_steps_and_share_the_report(shard, tmp_path):
     steps, labels = [], set()
     for rank in range(2):
         batches = iterate(path, log, {"factor": 2}, shard_id=rank, num_shards=2)
-        steps.append([sum(1 for _ in batches) for _ in range(4)])
-        for batch in batches:
-            labels.update(batch["label"].tolist())
+        steps.append([])
+        for _ in range(4):
+            epoch = [batch["label"].tolist() for batch in batches]
+            labels.update(label for batch in epoch for label in batch)
+            steps[-1].append(len(epoch))
     assert steps[0] == steps[1]
     assert labels == set(range(60))
     assert sorted(reported(log)) == sorted(BAD)
