@@ -3,10 +3,10 @@
     python benchmarks/skip.py 'FOLDER/train-{0000..0003}.tar'
 
 The same pipeline, of shards of photos and `echo(factor=1)`, in four ways: with DALI's own reader and no
-guard; with `shards.read` on the same shards; with on_error="skip" on them; and with on_error="skip" on a copy
-to which damaged samples were added, so that as many good ones are read. They run a piece at a time, in turn, and each
-is compared with the first in its own round. The last one runs a whole pass before, in which it meets every
-damaged sample for the first time.
+guard; with `shards.read` on the same shards; with on_error="skip" on them; and with on_error="skip" on a
+copy to which damaged samples were added, so that as many good ones are read. They run a piece at a time, in
+turn, and each is compared with the first in its own round. The last one runs a whole pass before, in which
+it meets every damaged sample for the first time.
 """
 
 from __future__ import annotations

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import nvidia.dali.fn as fn
 import pytest
 import torch
+import webdataset
 from nvidia.dali import types
 
 from dali_echo import echo, pipeline_def
+from dali_echo import shards as wds
 from dali_echo.pytorch import EchoIterator
 from dali_echo.testing import assert_resumes_exactly
-from tests.streams import BATCH, SAMPLES, decode, read
+from tests.shards.images import BAD
+from tests.streams import BATCH, SAMPLES, decode, encode, read
 
 pytestmark = pytest.mark.gpu
 
@@ -76,3 +81,29 @@ def test_work_on_another_stream_sees_finished_images(shards: Sequence[str]) -> N
 
 def test_it_resumes_exactly(shards: Sequence[str]) -> None:
     assert_resumes_exactly(lambda: iterate(mixed(shards, 2.5, True, enable_checkpointing=True)), 20)
+
+
+def test_damaged_images_are_left_out(tmp_path: Path) -> None:
+    bad = {name: image for name, (image, _) in BAD.items()}
+    path, log = tmp_path / "train.tar", tmp_path / "skipped.jsonl"
+    with webdataset.TarWriter(str(path), encoder=False) as tar:
+        for number, image in enumerate([*bad.values(), *(encode(number) for number in range(100))]):
+            tar.write({"__key__": f"{number:03}", "jpg": image, "cls": str(number - len(bad)).encode()})
+
+    @pipeline_def(batch_size=BATCH, num_threads=2, device_id=0, seed=11)
+    def skipping() -> Any:
+        jpeg, label = wds.read(
+            path, ["jpg", "cls"], name="train", on_error="skip", max_errors=100, error_log=log
+        )
+        image = fn.decoders.image(jpeg, device="mixed", output_type=types.RGB)
+        return echo(image, label, factor=2)
+
+    labels = [
+        label
+        for batch in EchoIterator(skipping(), ["image", "label"], reader_name="train")
+        for label in batch["label"].tolist()
+    ]
+    assert min(labels) >= 0
+    assert sorted(json.loads(line)["key"] for line in log.read_text().splitlines()) == [
+        f"{number:03}" for number in range(len(bad))
+    ]
