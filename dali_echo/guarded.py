@@ -17,6 +17,7 @@ class GuardedPipeline(Pipeline):  # type: ignore[misc]
 
     _guards: Sequence[Guard]
     _before: bytes | None
+    _ended: list[Any]
 
     @classmethod
     def of_stage(
@@ -32,6 +33,7 @@ class GuardedPipeline(Pipeline):  # type: ignore[misc]
         stage.__class__ = cls
         stage._guards = guards
         stage._before = None
+        stage._ended = []
         for guard in guards:
             guard.prepare(
                 decodes=bool(decoders),
@@ -70,6 +72,8 @@ class GuardedPipeline(Pipeline):  # type: ignore[misc]
             for guard in self._guards:
                 guard.try_batches(batches_to_try)
         self._before = self._get_checkpoint()
+        if len(self._ended) > 2:
+            del self._ended[0]
         return outputs
 
     def outputs(self, *args: Any, **kwargs: Any) -> Any:
@@ -96,7 +100,8 @@ class GuardedPipeline(Pipeline):  # type: ignore[misc]
             raise
 
     def _rebuild(self) -> None:
-        self._pipe.Shutdown()
+        # Its threads may still decode the rest of the batch, and DALI crashes if it is taken down meanwhile.
+        self._ended.append(self._pipe)
         self._pipe: Any = None
         self._api_type = None
         self._backend_prepared = self._built = self._last_iter = False
