@@ -251,6 +251,8 @@ class Source:
         rows = self._unpack(fresh, self._buffer.added)
         self._skipped += rows.dropped
         if not rows.runs:
+            if self._auto:
+                self._auto.took(rows.dropped, 0, 0, self._buffer.drawn)
             return True  # nothing to use: no batch was taken
         items = self._store.add(self._buffer.added, fresh.outputs, rows.used, size)
         self._buffer.capacity = self._memory.capacity(size, items, self._buffer.intake)
