@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -18,6 +19,7 @@ class GuardedPipeline(Pipeline):  # type: ignore[misc]
     _guards: Sequence[Guard]
     _before: bytes | None
     _ended: list[Any]
+    _lock: threading.RLock
 
     @classmethod
     def of_stage(
@@ -34,6 +36,7 @@ class GuardedPipeline(Pipeline):  # type: ignore[misc]
         stage._guards = guards
         stage._before = None
         stage._ended = []
+        stage._lock = threading.RLock()
         for guard in guards:
             guard.prepare(
                 decodes=bool(decoders),
@@ -43,6 +46,17 @@ class GuardedPipeline(Pipeline):  # type: ignore[misc]
         if stage._skips:
             stage._enable_checkpointing = True  # to go back before a batch that failed
         return cast(GuardedPipeline, stage)
+
+    def build(self) -> None:
+        """See `nvidia.dali.Pipeline.build`."""
+        with self._lock:
+            super().build()
+
+    def reader_meta(self, name: str | None = None) -> Any:
+        """See `nvidia.dali.Pipeline.reader_meta`."""
+        # An iterator asks in its own thread, and another may just build the pipeline anew.
+        with self._lock:
+            return super().reader_meta(name)
 
     @property
     def _skips(self) -> bool:
@@ -100,6 +114,10 @@ class GuardedPipeline(Pipeline):  # type: ignore[misc]
             raise
 
     def _rebuild(self) -> None:
+        with self._lock:
+            self._build_anew()
+
+    def _build_anew(self) -> None:
         # Its threads may still decode the rest of the batch, and DALI crashes if it is taken down meanwhile.
         self._ended.append(self._pipe)
         self._pipe: Any = None
