@@ -1,38 +1,28 @@
-"""DALI's index files for tar shards, kept in the user's cache folder."""
+"""DALI's index files for tar shards, kept beside the shards or in the user's cache folder."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import json
 import os
 import re
 import tempfile
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from dali_echo.shards import labels
+from dali_echo.shards import labels, summary
 from dali_echo.shards.locating import local_paths
+from dali_echo.shards.summary import Summary
 from dali_echo.shards.walking import Sample, samples
 
 _SEPARATOR = re.compile(r"[\s%]")
-_VERSION = 1  # of what is cached: raise it whenever an older cache would be wrong
 
 
 @dataclass(frozen=True)
 class ShardIndex:
-    """An index file, and what is known of its shard without reading it.
-
-    Attributes:
-        shard: the tar.
-        file: its index file.
-        samples: how many there are.
-        layouts: each distinct set of lower-case extensions, with the key of the first sample
-            that has exactly these.
-        not_integer: for each label extension with a component that spells no integer, the key
-            and the text of the first.
-    """
+    """A shard, its index file, and what that tells of the shard: see `Summary`."""
 
     shard: Path
     file: Path
@@ -45,57 +35,98 @@ def index(paths: str | Path | Iterable[str | Path]) -> list[Path]:
     """Give DALI's index file of each shard, in order, making those that are missing or stale.
 
     They are right for names of any length, spaces and letters (USTAR, PAX and GNU tars), for
-    members in any order, directories, links and dotfiles. They live in `$XDG_CACHE_HOME` (or
-    `~/.cache`) `/dali_echo/index`: a shard whose size or time of change differs gets a new one,
-    and shards may lie in a folder that is read-only.
+    members in any order, directories, links and dotfiles. The index of `a.tar` is `a.tar.idx`
+    beside it or, where that cannot be written or is another program's file, in `$XDG_CACHE_HOME`
+    (or `~/.cache`) `/dali_echo/index`. A shard whose size or time of change differs gets a new one.
 
     Args:
-        paths: local tars; `{0000..0009}` expands as in a shell.
+        paths: local tars, as in `read`.
 
     Raises:
         FileNotFoundError: a shard does not exist.
-        ValueError: a shard is not a whole tar, or holds no sample.
+        ValueError: a shard is not a whole tar, holds no sample, or changes while it is read.
     """
     return [shard_index(path).file for path in local_paths(paths)]
 
 
 def shard_index(shard: Path) -> ShardIndex:
-    """Index one shard, or find its index in the cache."""
+    """Find the index of one shard, or make it."""
+    beside, cached = _beside(shard), _cached(shard)
     with shard.open("rb") as file:
-        place, state = _hash(str(shard.resolve())), _state(os.fstat(file.fileno()))
-        folder = _cache_folder()
-        index_file, summary_file = folder / f"{place}-{state}.idx", folder / f"{place}-{state}.json"
-        try:
-            if index_file.exists():
-                return ShardIndex(shard, index_file, **json.loads(summary_file.read_bytes()))
-        except FileNotFoundError:
-            pass
+        status = os.fstat(file.fileno())
+        for place in (beside, cached):
+            known = _valid(place, status)
+            if known is not None:
+                return _of(shard, place, known)
         found = samples(shard, file)
-        built = ShardIndex(shard, index_file, len(found), _layouts(found), _odd_labels(found, file))
-    summary = asdict(built)
-    del summary["shard"], summary["file"]
-    # Whoever else builds the same files at the same time writes the same bytes.
-    _write(index_file, _text(found))
-    _write(summary_file, json.dumps(summary))
-    if _state(shard.stat()) == state:  # else a process that came later has indexed it as it is now
-        for stale in set(folder.glob(f"{place}-*")) - {index_file, summary_file}:
-            stale.unlink(missing_ok=True)
-    return built
+        text = _text(found)
+        known = Summary(
+            len(found),
+            _layouts(found),
+            _odd_labels(found, file),
+            shard_bytes=status.st_size,
+            shard_mtime_ns=status.st_mtime_ns,
+            index_bytes=len(text),
+        )
+    now = shard.stat()
+    if (now.st_size, now.st_mtime_ns) != (status.st_size, status.st_mtime_ns):
+        raise ValueError(f"{shard}: the shard changed while it was read. Index it when it is written")
+    line = known.line().encode()
+    if _may_be_written(beside):
+        with contextlib.suppress(OSError):  # such as a folder that is read-only
+            _write(beside, line + text, status.st_mode)
+            return _of(shard, beside, known)
+    try:
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        _write(cached, line + text, status.st_mode)
+    except OSError as error:
+        raise OSError(
+            f"the index of {shard} can be kept neither beside it nor in {cached.parent} "
+            f"({error.strerror}): set XDG_CACHE_HOME to a folder that can be written"
+        ) from error
+    return _of(shard, cached, known)
 
 
-def _state(status: os.stat_result) -> str:
-    return _hash(status.st_size, status.st_mtime_ns, _VERSION)
+def _of(shard: Path, file: Path, known: Summary) -> ShardIndex:
+    return ShardIndex(shard, file, known.samples, known.layouts, known.not_integer)
 
 
-def _hash(*what: object) -> str:
-    return hashlib.sha256(repr(what).encode()).hexdigest()[:32]
+def _beside(shard: Path) -> Path:
+    return shard.with_name(f"{shard.name}.idx")
 
 
-def _cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "dali_echo/index"
+def _cached(shard: Path) -> Path:
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "dali_echo/index"
+    return folder / f"{hashlib.sha256(os.fsencode(shard.resolve())).hexdigest()[:32]}.idx"
 
 
-def _text(found: Iterable[Sample]) -> str:
+def _valid(place: Path, shard: os.stat_result) -> Summary | None:
+    """What a whole index of the shard as it is now tells; None if it is none."""
+    try:
+        with place.open("rb") as file:
+            line = file.readline()
+            rest = os.fstat(file.fileno()).st_size - len(line)
+    except OSError:
+        return None
+    known = summary.parse(line.decode("latin-1"))
+    expected = (shard.st_size, shard.st_mtime_ns, rest)
+    if known is None or (known.shard_bytes, known.shard_mtime_ns, known.index_bytes) != expected:
+        return None
+    return known
+
+
+def _may_be_written(place: Path) -> bool:
+    """Whether there is no file, or one of ours."""
+    try:
+        with place.open("rb") as file:
+            return summary.is_ours(file.readline().decode("latin-1"))
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+
+
+def _text(found: Iterable[Sample]) -> bytes:
     lines = [
         " ".join(
             f"{escape(part.extension)} {part.offset} {part.size} {escape(part.name)}"
@@ -103,7 +134,7 @@ def _text(found: Iterable[Sample]) -> str:
         )
         for sample in found
     ]
-    return "\n".join([f"v1.2 {len(lines)}", *lines, ""])
+    return "\n".join([*lines, ""]).encode("utf-8", "surrogateescape")
 
 
 def escape(name: str) -> str:
@@ -133,19 +164,13 @@ def _odd_labels(found: Iterable[Sample], file: BinaryIO) -> dict[str, tuple[str,
     return odd
 
 
-def _write(path: Path, text: str) -> None:
-    """Write a file that is seen whole or not at all."""
+def _write(path: Path, content: bytes, mode: int) -> None:
+    """Write a file that is seen whole or not at all, for whoever may read the shard."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".indexing-")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}")
-    except OSError as error:
-        raise OSError(
-            f"index files of shards cannot be kept in {path.parent} ({error.strerror}): "
-            "set XDG_CACHE_HOME to a folder that can be written"
-        ) from error
-    try:
-        with open(handle, "w", encoding="utf-8", errors="surrogateescape", newline="\n") as file:
-            file.write(text)
+        with open(handle, "wb") as file:
+            file.write(content)
+            os.fchmod(file.fileno(), mode & 0o666)
         os.replace(temporary, path)
     except BaseException:
         os.unlink(temporary)
