@@ -18,7 +18,7 @@ from dali_echo.shards.locating import local_paths
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
 
-Shards = Annotated[list[str], typer.Argument(help="Tars; '{0000..0009}' expands.", metavar="SHARD...")]
+Shards = Annotated[list[str], typer.Argument(help="Tars: paths, '{0000..0009}', globs, or a .txt file that lists them.", metavar="SHARD...")]
 _SHOWN = 10
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import hashlib
 import os
 import re
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -58,16 +59,17 @@ def shard_index(shard: Path) -> ShardIndex:
             known = _valid(place, status)
             if known is not None:
                 return _of(shard, place, known)
-        found = samples(shard, file)
-        text = _text(found)
-        known = Summary(
-            len(found),
-            _layouts(found),
-            _odd_labels(found, file),
-            shard_bytes=status.st_size,
-            shard_mtime_ns=status.st_mtime_ns,
-            index_bytes=len(text),
-        )
+        with _no_garbage_collection():
+            found = samples(shard, file)
+            text = _text(found)
+            known = Summary(
+                len(found),
+                _layouts(found),
+                _odd_labels(found, file),
+                shard_bytes=status.st_size,
+                shard_mtime_ns=status.st_mtime_ns,
+                index_bytes=len(text),
+            )
     now = shard.stat()
     if (now.st_size, now.st_mtime_ns) != (status.st_size, status.st_mtime_ns):
         raise ValueError(f"{shard}: the shard changed while it was read. Index it when it is written")
@@ -89,6 +91,18 @@ def shard_index(shard: Path) -> ShardIndex:
 
 def _of(shard: Path, file: Path, known: Summary) -> ShardIndex:
     return ShardIndex(shard, file, known.samples, known.layouts, known.not_integer)
+
+
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Spare the collector from walking over samples as they grow in number: a third of the time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _beside(shard: Path) -> Path:

@@ -44,7 +44,8 @@ def read(
     without reading the shards.
 
     Args:
-        urls: local tars: a path or a list of paths; `{0000..1023}` expands as in a shell.
+        urls: local tars: a path, a pattern with braces as in a shell (`{0000..1023}`), a glob, a text
+            file (`*.txt`) of these, one per line, or a list of any of them.
         ext: the component, or list of components, to read: `"jpg"`, or alternatives
             `"jpg;jpeg;png"`. The extension of a file starts at the first dot of its name, and
             upper and lower case are the same, as in WebDataset.

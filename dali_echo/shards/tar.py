@@ -17,6 +17,7 @@ _ZEROS = bytes(_BLOCK)
 _FILE = b"0\x007"
 _WITHOUT_DATA = b"123456"  # links, devices, folders, pipes
 _ABOUT_THE_NEXT = b"xgXLK"  # PAX records; GNU long names
+_SPARSE = {b"GNU.sparse." + key for key in (b"major", b"name", b"realsize", b"size", b"numblocks", b"map")}
 _PAX_RECORD = re.compile(rb"(\d{1,10}) ([^=\n]+)=")
 
 Damage = Literal["not a tar", "truncated", "bad header", "concatenated", "trailing data", "sparse"]
@@ -63,10 +64,10 @@ def members(file: BinaryIO) -> Iterator[Member]:
         if kind in _ABOUT_THE_NEXT:
             position = _after(start, size, end, f"the header at byte {position}")
             body = file.read(size)
-            if kind in b"g":
-                common.update(_pax_records(body, start))
-            elif kind in b"xX":
-                records.update(_pax_records(body, start))
+            if kind in b"xX":
+                _read_pax(body, start, records)
+            elif kind in b"g":
+                _read_pax(body, start, common)
             elif kind in b"L":
                 records[b"path"] = body.partition(b"\0")[0]
             continue
@@ -75,11 +76,12 @@ def members(file: BinaryIO) -> Iterator[Member]:
             name = block[345:500].partition(b"\0")[0] + b"/" + name
         sparse = False
         if common or records:
-            records = {**common, **records}
+            if common:
+                records = {**common, **records}
             name = records.get(b"path", name)
             if b"size" in records:
                 size = _decimal(records[b"size"], position)
-            sparse = any(key.startswith(b"GNU.sparse.") for key in records)
+            sparse = not _SPARSE.isdisjoint(records)
             records = {}
         text = name.decode("utf-8", "surrogateescape")
         if sparse or kind in b"S":
@@ -92,13 +94,30 @@ def members(file: BinaryIO) -> Iterator[Member]:
 def _size(block: bytes, position: int) -> int:
     """Check a header and give the size in it."""
     try:
+        # As nearly every writer has them: six digits for the sum, eleven for the size, each ended.
+        # The lower half of Adler-32 is 1 + the sum modulo 65521, ten times as fast as `sum`; the sum
+        # counts the field that holds it as eight spaces.
+        summed = zlib.adler32(block[156:], zlib.adler32(block[:148])) & 0xFFFF
+        if summed == int(block[148:154], 8) - 255 and block[135] in b"\0 " and len(block) == _BLOCK:
+            size = int(block[124:135], 8)
+            if size >= 0:
+                return size
+    except (IndexError, ValueError):
+        pass
+    return _unusual_size(block, position)
+
+
+def _unusual_size(block: bytes, position: int) -> int:
+    try:
         if len(block) < _BLOCK:
             raise ValueError
         _check_sum(block)
         field = block[124:136]
         if field[0] == 0x80:
             return int.from_bytes(field[1:], "big")
-        return int(field.partition(b"\0")[0].strip() or b"0", 8)
+        size = int(field.partition(b"\0")[0].strip() or b"0", 8)
+        if size >= 0:
+            return size
     except ValueError:
         pass
     if position == 0:
@@ -115,11 +134,9 @@ def _check_sum(block: bytes) -> None:
     """Raise ValueError unless the sum of the header's bytes is the one that it holds."""
     stored = int(block[148:156].partition(b"\0")[0], 8)
     summed = block[:148] + b"        " + block[156:]
-    # The lower half of Adler-32 is 1 + the sum modulo 65521, ten times as fast as `sum`.
-    if zlib.adler32(summed) & 0xFFFF == (1 + stored) % 65521:
-        return
+    unsigned = sum(summed)
     # Some old tars add the bytes as signed.
-    if sum(summed) - 256 * sum(byte > 127 for byte in summed) != stored:
+    if stored not in (unsigned, unsigned - 256 * sum(byte > 127 for byte in summed)):
         raise ValueError
 
 
@@ -131,17 +148,15 @@ def _after(start: int, size: int, end: int, what: str) -> int:
     return position
 
 
-def _pax_records(body: bytes, start: int) -> dict[bytes, bytes]:
-    records = {}
-    at = 0
-    while at < len(body) and body[at]:
+def _read_pax(body: bytes, start: int, into: dict[bytes, bytes]) -> None:
+    at, end = 0, len(body)
+    while at < end and body[at]:
         match = _PAX_RECORD.match(body, at)
         after = at + int(match[1]) if match else 0
         if match is None or after < match.end() or body[after - 1 : after] != b"\n":
             raise DamagedTarError("bad header", f"no PAX record at byte {start + at}")
-        records[match[2]] = body[match.end() : after - 1]
+        into[match[2]] = body[match.end() : after - 1]
         at = after
-    return records
 
 
 def _decimal(text: bytes, position: int) -> int:

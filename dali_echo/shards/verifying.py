@@ -50,7 +50,7 @@ def verify(
     A damaged tar is reported, and its samples up to the damage are looked at.
 
     Args:
-        paths: local tars; `{0000..0009}` expands as in a shell.
+        paths: local tars, as in `read`.
         ext: the components that every sample must have, as in `read`. By default those that the
             samples have most often.
         decode: whether to decode every image with DALI's CPU decoder.

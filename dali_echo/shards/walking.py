@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -33,7 +33,7 @@ class Sample:
     """The components that share a key, by lower-case extension, in the order of the tar."""
 
     key: str
-    components: dict[str, Component] = field(default_factory=dict)
+    components: dict[str, Component]
 
 
 def samples(path: Path, file: BinaryIO) -> list[Sample]:
@@ -77,7 +77,7 @@ def group(found: Iterable[Member], into: list[Sample]) -> int:
         key, slot = name[: -len(extension) - 1], extension.lower()
         sample = latest.get(key)
         if sample is None or slot in sample.components:
-            sample = latest[key] = Sample(key)
+            sample = latest[key] = Sample(key, {})
             into.append(sample)
         sample.components[slot] = Component(name, extension, offset, size)
     return skipped

@@ -121,6 +121,12 @@ def test_sizes_in_base_256():
     assert list(members(io.BytesIO(raw))) == [Member("a.jpg", 512, 7, True)]
 
 
+def test_sizes_and_sums_that_fill_their_fields():
+    raw = bytearray(header(b"000000000007"))
+    raw[148:156] = b"%08o" % int(raw[148:154], 8)
+    assert list(members(io.BytesIO(bytes(raw) + b"J" * 7 + bytes(505)))) == [Member("a.jpg", 512, 7, True)]
+
+
 def test_old_tars_that_add_signed_bytes():
     raw = header(name="é.jpg".encode(), signed=True) + b"J" + bytes(511)
     assert [member.name for member in members(io.BytesIO(raw))] == ["é.jpg"]
@@ -166,6 +172,8 @@ def test_pax_records_that_are_none(body):
         (header() + b"J" + bytes(511) + header()[:100], "truncated"),
         (header() + b"J" + bytes(500), "truncated"),
         (header(kind=b"S") + bytes(512), "sparse"),
+        (header(b"-0000001000\0"), "not a tar"),
+        (header() + b"J" + bytes(511) + header(b"-0000001000\0"), "bad header"),
     ],
 )
 def test_kinds_of_damage(raw, kind):
