@@ -18,7 +18,12 @@ from dali_echo.shards.locating import local_paths
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
 
-Shards = Annotated[list[str], typer.Argument(help="Tars: paths, '{0000..0009}', globs, or a .txt file that lists them.", metavar="SHARD...")]
+Shards = Annotated[
+    list[str],
+    typer.Argument(
+        help="Tars: paths, '{0000..0009}', globs, or a .txt file that lists them.", metavar="SHARD..."
+    ),
+]
 _SHOWN = 10
 
 
@@ -30,7 +35,7 @@ def _track(paths: Sequence[Path], what: str) -> Iterable[Path]:
 def index(shards: Shards, json: Json = False) -> None:
     """Make the index files of shards, or find those that are there, and print their paths.
 
-    Exits with 1 if a shard is damaged or empty.
+    Exits with 1 if a shard is damaged, empty or unreadable.
     """
     with usage():
         paths = local_paths(shards)
@@ -39,7 +44,7 @@ def index(shards: Shards, json: Json = False) -> None:
     for path in _track(paths, "Indexing"):
         try:
             files[str(path)] = str(indexing.shard_index(path).file)
-        except ValueError as error:
+        except (OSError, ValueError) as error:
             damaged[str(path)] = str(error)
     if json:
         print_json({"indexes": files, "damaged": damaged})

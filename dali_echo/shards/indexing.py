@@ -143,8 +143,10 @@ def _may_be_written(place: Path) -> bool:
 def _text(found: Iterable[Sample]) -> bytes:
     lines = [
         " ".join(
-            f"{escape(part.extension)} {part.offset} {part.size} {escape(part.name)}"
-            for part in sample.components.values()
+            [
+                f"{escape(extension)} {offset} {size} {escape(name)}"
+                for name, extension, offset, size in sample.components.values()
+            ]
         )
         for sample in found
     ]

@@ -54,16 +54,18 @@ def members(file: BinaryIO) -> Iterator[Member]:
         raise DamagedTarError("not a tar", "the file is empty")
     common: dict[bytes, bytes] = {}  # PAX records for all members to come,
     records: dict[bytes, bytes] = {}  # and those for the next one
-    position = 0
+    position, at = 0, -1  # of the next header, and of `file`
     while position < end:
-        file.seek(position)
+        if at != position:
+            file.seek(position)
+        at = position + _BLOCK
         block = file.read(_BLOCK)
         if block == _ZEROS:
             return _check_tail(file, position)
         size, kind, start = _size(block, position), block[156], position + _BLOCK
         if kind in _ABOUT_THE_NEXT:
             position = _after(start, size, end, f"the header at byte {position}")
-            body = file.read(size)
+            body, at = file.read(position - start)[:size], position
             if kind in b"xX":
                 _read_pax(body, start, records)
             elif kind in b"g":

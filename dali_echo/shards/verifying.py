@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -26,8 +27,8 @@ class Finding:
     Attributes:
         shard: the tar.
         key: the sample; None if it concerns the shard as a whole.
-        problem: "not a tar", "truncated", "bad header", "concatenated", "trailing data", "sparse",
-            "near-empty", "missing component", "duplicate component", "upper-case extension",
+        problem: "unreadable", "not a tar", "truncated", "bad header", "concatenated", "trailing data",
+            "sparse", "near-empty", "missing component", "duplicate component", "upper-case extension",
             "dotted extension", "label" or "image".
         detail: what exactly, and what to do about it.
     """
@@ -66,24 +67,30 @@ def verify(
     layouts: Counter[frozenset[str]] = Counter()
     counts: list[int] = []
     for shard in track(shards, "Counting"):
-        with shard.open("rb") as file:
-            found, _ = _walk(shard, file)
-        layouts.update(frozenset(sample.components) for sample in found)
-        counts.append(len(found))
+        with suppress(OSError), shard.open("rb") as file:
+            found, damage = _walk(shard, file)
+            layouts.update(frozenset(sample.components) for sample in found)
+            if not damage:
+                counts.append(len(found))
     if wanted is None:
         usual = layouts.most_common(1)[0][0] if layouts else ()
         wanted = [[extension] for extension in sorted(usual)]
     decoder = Decoder() if decode else None
     findings: list[Finding] = []
     for shard in track(shards, "Verifying"):
-        with shard.open("rb") as file:
-            found, damage = _walk(shard, file)
-            findings += damage
-            findings += _near_empty(shard, len(found), statistics.median(counts))
-            findings += _components(shard, found, wanted)
-            findings += _labels(shard, found, file)
-            if decoder is not None:
-                findings += _images(shard, found, file, decoder)
+        try:
+            with shard.open("rb") as file:
+                found, damage = _walk(shard, file)
+                findings += damage
+                if not damage and counts:
+                    findings += _near_empty(shard, len(found), statistics.median(counts))
+                findings += _components(shard, found, wanted)
+                findings += _labels(shard, found, file)
+                if decoder is not None:
+                    findings += _images(shard, found, file, decoder)
+        except OSError as error:
+            detail = f"{error.strerror}. Check the rights, the disk and the mount"
+            findings.append(Finding(shard, None, "unreadable", detail))
     return findings
 
 
@@ -115,7 +122,7 @@ def _components(shard: Path, found: list[Sample], wanted: list[list[str]]) -> It
         if sample.key in seen:
             yield finding(
                 "duplicate component",
-                f"{', '.join(sample.components)}: the key appears a second time. Give samples distinct keys",
+                f"{', '.join(map(repr, sample.components))}: the key is there a second time. Give each its own",
             )
         seen.add(sample.key)
         for extension, part in sample.components.items():
@@ -137,7 +144,7 @@ def _components(shard: Path, found: list[Sample], wanted: list[list[str]]) -> It
                     "starts at the first dot of a file's name. Write the name without that dot",
                 )
             else:
-                has = ", ".join(sorted(sample.components))
+                has = ", ".join(map(repr, sorted(sample.components)))
                 yield finding("missing component", f"no {' or '.join(output)!r}; it has {has}")
 
 

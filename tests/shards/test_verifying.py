@@ -1,3 +1,7 @@
+import os
+import tempfile
+from pathlib import Path
+
 import pytest
 
 from dali_echo import shards
@@ -86,6 +90,29 @@ def test_shards_that_are_nearly_empty(write_tar):
     assert problems(*full, write_tar("x.tar", pairs("a", "b", "c"))) == []
     assert problems(*full, write_tar("y.tar", pairs("a", "b"))) == [("y.tar", None, "near-empty")]
     assert problems(write_tar("z.tar", [("README", b"")])) == [("z.tar", None, "near-empty")]
+
+
+@pytest.fixture
+def not_root():
+    yield lambda: os.getuid() == 0 and os.seteuid(65534)
+    os.seteuid(os.getuid())
+
+
+def test_a_shard_that_may_not_be_read_is_one_finding_among_others(write_tar, not_root):
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        for name in ("a.tar", "b.tar"):
+            path = Path(folder, name)
+            path.write_bytes(write_tar(name, pairs("a", label=b"cat")).read_bytes())
+            path.chmod(0o600 if name == "a.tar" else 0o644)
+        not_root()
+        assert problems(f"{folder}/*.tar") == [("a.tar", None, "unreadable"), ("b.tar", "a", "label")]
+        os.seteuid(os.getuid())
+
+
+def test_a_damaged_shard_is_not_near_empty_as_well(tmp_path):
+    (tmp_path / "zero.tar").touch()
+    assert problems(tmp_path / "zero.tar") == [("zero.tar", None, "not a tar")]
 
 
 def test_images(write_tar, jpeg):
