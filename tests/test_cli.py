@@ -117,7 +117,7 @@ def test_a_damaged_shard_does_not_keep_others_from_their_index(shard, tmp_path):
     [
         (["shards", "index", "no.tar"], "1 of 1 shards do not exist: no.tar"),
         (["shards", "verify", "no.tar"], "1 of 1 shards do not exist: no.tar"),
-        (["shards", "verify", "."], "Is a directory"),
+        (["shards", "verify", "."], "is a folder"),
         (["shards", "info", "s3://bucket/a.tar"], "only local shards"),
         (["shards", "write", ".", "a-%d.tar"], "has no sub-folders"),
         (["shards", "write", "none", "a-%d.tar"], "No such file"),

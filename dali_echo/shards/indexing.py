@@ -10,6 +10,7 @@ import re
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import BinaryIO
 
@@ -141,10 +142,11 @@ def _may_be_written(place: Path) -> bool:
 
 
 def _text(found: Iterable[Sample]) -> bytes:
+    extensions = cache(escape)  # there are few
     lines = [
         " ".join(
             [
-                f"{escape(extension)} {offset} {size} {escape(name)}"
+                f"{extensions(extension)} {offset} {size} {escape(name)}"
                 for name, extension, offset, size in sample.components.values()
             ]
         )
@@ -167,9 +169,10 @@ def _layouts(found: Iterable[Sample]) -> list[tuple[list[str], str]]:
 
 def _odd_labels(found: Iterable[Sample], file: BinaryIO) -> dict[str, tuple[str, str]]:
     odd: dict[str, tuple[str, str]] = {}
+    is_label = cache(labels.is_label)
     for sample in found:
         for extension, part in sample.components.items():
-            if extension in odd or not labels.is_label(extension):
+            if not is_label(extension) or extension in odd:
                 continue
             file.seek(part.offset)
             text = file.read(min(part.size, labels.LONGEST + 1))

@@ -122,7 +122,7 @@ def _components(shard: Path, found: list[Sample], wanted: list[list[str]]) -> It
         if sample.key in seen:
             yield finding(
                 "duplicate component",
-                f"{', '.join(map(repr, sample.components))}: the key is there a second time. Give each its own",
+                f"{', '.join(map(repr, sample.components))}: the key is there a second time. Give keys once",
             )
         seen.add(sample.key)
         for extension, part in sample.components.items():

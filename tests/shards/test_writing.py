@@ -21,10 +21,10 @@ def read(paths, count):
 def test_what_is_written_is_read(tmp_path):
     paths = shards.write(samples(25), tmp_path / "new" / "a-%03d.tar", max_samples=10)
     assert paths == [tmp_path / "new" / f"a-00{i}.tar" for i in range(3)]
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == [path.name for path in paths]
     assert read(paths, 25) == ([b"%d" % (i % 10) for i in range(25)], list(range(25)))
     assert list(shards.info(paths).samples.values()) == [10, 10, 5]
     assert shards.verify(paths) == []
-    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == [path.name for path in paths]
 
 
 def test_shards_are_limited_in_bytes(tmp_path):
