@@ -4,8 +4,8 @@
 
 Tars of small members, where headers are all the work: USTAR, GNU, and PAX with a header of its own for each
 member. They are in the page cache. Each way runs in every round, in turn; the median and the range of members
-a second of CPU time are printed, with the time of child processes, since wds2idx runs `tar`. `tarfile` only lists
-the members; the others write an index.
+a second of CPU time are printed, with the time of child processes, since wds2idx runs `tar`. `tarfile` only
+lists the members; the others write an index.
 """
 
 from __future__ import annotations
