@@ -32,7 +32,7 @@ class GuardedPipeline(Pipeline):  # type: ignore[misc]
             guards: behind its readers.
             decoders: of all stages, see `bypass.image_decoders`.
         """
-        stage.__class__ = cls
+        stage.__class__ = cls if type(stage) is Pipeline else type(cls.__name__, (cls, type(stage)), {})
         stage._guards = guards
         stage._before = None
         stage._ended = []

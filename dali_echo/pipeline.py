@@ -23,6 +23,7 @@ from dali_echo.ranks import sharing
 from dali_echo.source import Fresh, Moment, Snapshot, Source
 from dali_echo.state import dump, load, refuse_difference
 from dali_echo.stats import EchoStats
+from dali_echo.streamed import StreamedPipeline
 
 
 class EchoPipeline(Pipeline):  # type: ignore[misc]
@@ -163,6 +164,8 @@ class EchoPipeline(Pipeline):  # type: ignore[misc]
         super().reset()
 
     def _shutdown(self) -> None:
+        if isinstance(self._upstream, StreamedPipeline):
+            self._upstream.end_streams()  # a thread that waits for a server would wait on
         # The thread must not be running a pipeline that is being taken down.
         self._ahead.stop()
         super()._shutdown()

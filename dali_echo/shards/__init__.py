@@ -2,8 +2,9 @@
 
 from dali_echo.shards.describing import Info, Sizes, info, preview
 from dali_echo.shards.indexing import index
+from dali_echo.shards.rates import Rate, rates
 from dali_echo.shards.reading import read
 from dali_echo.shards.verifying import Finding, verify
 from dali_echo.shards.writing import write
 
-__all__ = ["Finding", "Info", "Sizes", "index", "info", "preview", "read", "verify", "write"]
+__all__ = ["Finding", "Info", "Rate", "Sizes", "index", "info", "preview", "rates", "read", "verify", "write"]

@@ -68,9 +68,15 @@ class Guard:
         self._any_data = any_data
         self._trial = shared(device_id)
 
-    def behind(self, images: Sequence[DataNode]) -> tuple[list[DataNode], DataNode]:
-        """The nodes with a tiny image in the place of each bad one, and a node of which rows are bad."""
-        origins = [fn.get_property(image, key="source_info") for image in images]
+    def behind(
+        self, images: Sequence[DataNode], origins: Sequence[DataNode]
+    ) -> tuple[list[DataNode], DataNode]:
+        """The nodes with a tiny image in the place of each bad one, and a node of which rows are bad.
+
+        Args:
+            images: encoded.
+            origins: of each, the text `SHARD:OFFSET:NAME` as uint8, as DALI's `source_info` has it.
+        """
         bad = fn.python_function(*images, *origins, function=self._flags, batch_processing=True)
         tiny, _ = fn._conditional.split(types.Constant(_TINY, device="cpu"), predicate=bad)
         # Unlike the outputs of a Python function, those of these operators share the memory of the input.

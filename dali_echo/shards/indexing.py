@@ -26,8 +26,8 @@ _SEPARATOR = re.compile(r"[\s%]")
 class ShardIndex:
     """A shard, its index file, and what that tells of the shard: see `Summary`."""
 
-    shard: Path
-    file: Path
+    shard: Path | str
+    file: Path | str
     samples: int
     layouts: list[tuple[list[str], str]]
     not_integer: dict[str, tuple[str, str]]
@@ -48,7 +48,7 @@ def index(paths: str | Path | Iterable[str | Path]) -> list[Path]:
         FileNotFoundError: a shard does not exist.
         ValueError: a shard is not a whole tar, holds no sample, or changes while it is read.
     """
-    return [shard_index(path).file for path in local_paths(paths)]
+    return [Path(shard_index(path).file) for path in local_paths(paths)]
 
 
 def shard_index(shard: Path) -> ShardIndex:
@@ -60,34 +60,44 @@ def shard_index(shard: Path) -> ShardIndex:
             known = _valid(place, status)
             if known is not None:
                 return _of(shard, place, known)
-        with _no_garbage_collection():
-            found = samples(shard, file)
-            text = _text(found)
-            known = Summary(
-                len(found),
-                _layouts(found),
-                _odd_labels(found, file),
-                shard_bytes=status.st_size,
-                shard_mtime_ns=status.st_mtime_ns,
-                index_bytes=len(text),
-            )
+        known, text = index_of(shard, file, status.st_size, status.st_mtime_ns)
     now = shard.stat()
     if (now.st_size, now.st_mtime_ns) != (status.st_size, status.st_mtime_ns):
         raise ValueError(f"{shard}: the shard changed while it was read. Index it when it is written")
     line = known.line().encode()
     if _may_be_written(beside):
         with contextlib.suppress(OSError):  # such as a folder that is read-only
-            _write(beside, line + text, status.st_mode)
+            write_whole(beside, line + text, status.st_mode)
             return _of(shard, beside, known)
     try:
         cached.parent.mkdir(parents=True, exist_ok=True)
-        _write(cached, line + text, status.st_mode)
+        write_whole(cached, line + text, status.st_mode)
     except OSError as error:
         raise OSError(
             f"the index of {shard} can be kept neither beside it nor in {cached.parent} "
             f"({error.strerror}): set XDG_CACHE_HOME to a folder that can be written"
         ) from error
     return _of(shard, cached, known)
+
+
+def index_of(shard: Path | str, file: BinaryIO, size: int, mtime_ns: int) -> tuple[Summary, bytes]:
+    """Index a shard: what is known of it, and the lines after the first one of its index file.
+
+    Raises:
+        ValueError: it is not a whole tar, or holds no sample. The message names `shard`.
+    """
+    with _no_garbage_collection():
+        found = samples(shard, file)
+        text = _text(found)
+        known = Summary(
+            len(found),
+            _layouts(found),
+            _odd_labels(found, file),
+            shard_bytes=size,
+            shard_mtime_ns=mtime_ns,
+            index_bytes=len(text),
+        )
+    return known, text
 
 
 def _of(shard: Path, file: Path, known: Summary) -> ShardIndex:
@@ -110,9 +120,13 @@ def _beside(shard: Path) -> Path:
     return shard.with_name(f"{shard.name}.idx")
 
 
+def cache_folder() -> Path:
+    """Where indices are kept that cannot be beside their shards."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "dali_echo/index"
+
+
 def _cached(shard: Path) -> Path:
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "dali_echo/index"
-    return folder / f"{hashlib.sha256(os.fsencode(shard.resolve())).hexdigest()[:32]}.idx"
+    return cache_folder() / f"{hashlib.sha256(os.fsencode(shard.resolve())).hexdigest()[:32]}.idx"
 
 
 def _valid(place: Path, shard: os.stat_result) -> Summary | None:
@@ -183,7 +197,7 @@ def _odd_labels(found: Iterable[Sample], file: BinaryIO) -> dict[str, tuple[str,
     return odd
 
 
-def _write(path: Path, content: bytes, mode: int) -> None:
+def write_whole(path: Path, content: bytes, mode: int) -> None:
     """Write a file that is seen whole or not at all, for whoever may read the shard."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".indexing-")
     try:

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from nvidia.dali import fn
 from nvidia.dali.data_node import DataNode
-from nvidia.dali.pipeline import do_not_convert
+from nvidia.dali.pipeline import Pipeline, do_not_convert
+from nvidia.dali.types import BatchInfo, DALIDataType
 
+from dali_echo.epochs import Reader, ceil_div
 from dali_echo.graph import current_trace
 from dali_echo.ranks import ranks
-from dali_echo.shards import labels
+from dali_echo.shards import buckets, labels, remote
 from dali_echo.shards.decoding import is_image
 from dali_echo.shards.guarding import Guard
 from dali_echo.shards.indexing import ShardIndex, escape, shard_index
-from dali_echo.shards.locating import local_paths
+from dali_echo.shards.locating import expand, is_remote, local_paths
+from dali_echo.shards.order import Order
+from dali_echo.shards.patience import Patience
+from dali_echo.shards.remote import RemoteShard
 from dali_echo.shards.skipped import SkippedLog
+from dali_echo.shards.streaming import Stream
+from dali_echo.streamed import StreamedPipeline
 
 OnError = Literal["raise", "skip"]
 
@@ -37,15 +44,22 @@ def read(
     on_error: OnError = "raise",
     max_errors: float | None = None,
     error_log: str | Path | None = "skipped.jsonl",
+    timeout: float = 60.0,
+    retries: int = 5,
+    streams: int = 4,
+    allow_pipe: bool = False,
 ) -> Any:
-    """Read WebDataset shards with `fn.readers.webdataset`, after checking what they hold.
+    """Read WebDataset shards after checking what they hold.
 
-    Index files are made and cached on first use (see `index`); after that a definition starts
-    without reading the shards.
+    Local ones and those in buckets are read by `fn.readers.webdataset`, those at other URLs are
+    streamed into an external source, with the same guarantees. Index files are made and cached on
+    first use (see `index`); after that a definition starts without reading the shards. In buckets
+    they must be there already.
 
     Args:
-        urls: local tars: a path, a pattern with braces as in a shell (`{0000..1023}`), a glob, a text
-            file (`*.txt`) of these, one per line, or a list of any of them.
+        urls: tars: a path, a URL (`http(s)://`, `hf://`, `pipe:`, `s3://`, `gs://`), a pattern with
+            braces as in a shell (`{0000..1023}`), a glob, a text file (`*.txt`) of these, one per line,
+            or a list of any of them.
         ext: the component, or list of components, to read: `"jpg"`, or alternatives
             `"jpg;jpeg;png"`. The extension of a file starts at the first dot of its name, and
             upper and lower case are the same, as in WebDataset.
@@ -68,6 +82,11 @@ def read(
             an error too.
         error_log: for "skip", a file to which a line of JSON with `shard`, `key` and `reason` is appended
             for each sample left out that it does not name yet; ranks may share it. None for no file.
+        timeout: of streams: seconds in which no byte comes, over all tries, after which they fail.
+        retries: of streams: tries after one that failed, until a byte comes. The wait between them doubles
+            from half a second on.
+        streams: shards that are streamed at a time.
+        allow_pipe: whether `pipe:COMMAND` may run COMMAND in a shell, for the shard that it prints.
 
     Returns:
         A node if `ext` is a string, else a tuple with one per entry. Labels (extensions that
@@ -77,10 +96,12 @@ def read(
 
     Raises:
         FileNotFoundError: shards that do not exist.
-        OSError: `error_log` cannot be written.
-        ValueError: a URL that is not local, a shard that is damaged or empty, a sample without one
-            of the components, a label that is no integer, more parts than samples, an argument that
-            cannot be; when it runs, an image that does not decode, or too many of them.
+        OSError: `error_log` cannot be written; a shard that a server does not send, here or while the
+            pipeline runs. The message holds URL and cause.
+        ValueError: shards of several kinds in one call, a URL of no known kind, a `pipe:` that is not
+            allowed, a shard that is damaged or empty, a sample without one of the components, a label that
+            is no integer, more parts than samples, an argument that cannot be; when it runs, an image that
+            does not decode, or too many of them.
     """
     outputs = [alternatives(entry) for entry in ([ext] if isinstance(ext, str) else ext)]
     if not outputs:
@@ -92,10 +113,28 @@ def read(
             f'on_error="skip" leaves out samples whose image does not decode, and no entry of ext = {ext!r} '
             f"has an image's extension, such as 'jpg'"
         )
-    shards = [shard_index(path) for path in local_paths(urls)]
+    if streams < 1:
+        raise ValueError(f"streams = {streams} must be at least 1")
+    names = expand(urls)
+    in_buckets = [name for name in names if name.startswith(buckets.SCHEMES)]
+    streamed = [name for name in names if is_remote(name) and name not in set(in_buckets)]
+    if len(names) not in (len(streamed), len(in_buckets), len(names) - len(streamed) - len(in_buckets)):
+        raise ValueError(
+            f"{remote.shown((streamed or in_buckets)[0])!r} with shards elsewhere: one call reads either "
+            "local shards, or s3:// and gs://, or other URLs"
+        )
+    found: list[RemoteShard] = []
+    shards: Sequence[ShardIndex | RemoteShard]
+    if streamed:
+        shards = found = remote.find(names, Patience(timeout, retries), allow_pipe)
+    elif in_buckets:
+        shards = buckets.find(names)
+    else:
+        shards = [shard_index(path) for path in local_paths(names)]
     for shard in shards:
         _check(shard, outputs)
-    shard_id, num_shards = _part(shard_id, num_shards, sum(shard.samples for shard in shards))
+    samples = sum(shard.samples for shard in shards)
+    shard_id, num_shards = _part(shard_id, num_shards, samples)
     trace = current_trace()
     if trace is not None:
         trace.rank = shard_id
@@ -103,25 +142,40 @@ def read(
         raise ValueError(
             'on_error="skip" needs `dali_echo.pipeline_def` instead of `nvidia.dali.pipeline_def`'
         )
-    components = fn.readers.webdataset(
-        name=name,
-        paths=[str(shard.shard) for shard in shards],
-        index_paths=[str(shard.file) for shard in shards],
-        ext=[";".join(escape(extension) for extension in output) for output in outputs],
-        case_sensitive_extensions=False,
-        missing_component_behavior="error",
-        random_shuffle=shuffle,
-        initial_fill=initial_fill,
-        # DALI refuses both together.
-        shuffle_after_epoch=shuffle and not stick_to_shard,
-        stick_to_shard=stick_to_shard,
-        shard_id=shard_id,
-        num_shards=num_shards,
-        pad_last_batch=pad_last_batch,
-    )
-    nodes: list[DataNode] = [components] if len(outputs) == 1 else list(components)
+    if streamed:
+        order = Order(
+            counts=[shard.samples for shard in shards],
+            reader=Reader(samples, num_shards, shard_id, pads=pad_last_batch, sticks=stick_to_shard),
+            batch_size=Pipeline.current().max_batch_size,
+            lanes=streams,
+            window=initial_fill if shuffle else 0,
+            seed=Pipeline.current().seed or 0,
+        )
+        stream = Stream(found, outputs, order, timeout, retries)
+        nodes, origins = _stream(name, stream, order.reader, len(outputs))
+    else:
+        components = fn.readers.webdataset(
+            name=name,
+            paths=[str(shard.shard) for shard in shards],
+            index_paths=[str(shard.file) for shard in cast(Sequence[ShardIndex], shards)],
+            ext=[";".join(escape(extension) for extension in output) for output in outputs],
+            case_sensitive_extensions=False,
+            missing_component_behavior="error",
+            random_shuffle=shuffle,
+            initial_fill=initial_fill,
+            # DALI refuses both together.
+            shuffle_after_epoch=shuffle and not stick_to_shard,
+            stick_to_shard=stick_to_shard,
+            shard_id=shard_id,
+            num_shards=num_shards,
+            pad_last_batch=pad_last_batch,
+        )
+        nodes = [components] if len(outputs) == 1 else list(components)
+        origins = [fn.get_property(node, key="source_info") for node in nodes]
     if screened and trace is not None:
-        images, bad = guard.behind([nodes[place] for place in screened])
+        images, bad = guard.behind(
+            [nodes[place] for place in screened], [origins[place] for place in screened]
+        )
         for place, image in zip(screened, images, strict=True):
             nodes[place] = image
         trace.guard(guard, bad)
@@ -130,6 +184,38 @@ def read(
         for node, output in zip(nodes, outputs, strict=True)
     )
     return decoded[0] if isinstance(ext, str) else decoded
+
+
+def _stream(name: str, stream: Stream, reader: Reader, outputs: int) -> tuple[list[DataNode], list[DataNode]]:
+    """The components, and where each comes from, as external sources, with the meta data of a reader."""
+    meta = {
+        "epoch_size": reader.size,
+        "epoch_size_padded": ceil_div(reader.size, reader.shards) * reader.shards,
+        "number_of_shards": reader.shards,
+        "shard_id": reader.shard,
+        "pad_last_batch": int(reader.pads),
+        "stick_to_shard": int(reader.sticks),
+    }
+    StreamedPipeline.add(name, meta, stream.close)
+    nodes = [
+        fn.external_source(
+            source=_source(stream, output),
+            batch_info=True,
+            dtype=DALIDataType.UINT8,
+            ndim=1,
+            name=f"{name}[{output}]",
+        )
+        for output in range(2 * outputs)
+    ]
+    return nodes[:outputs], nodes[outputs:]
+
+
+def _source(stream: Stream, output: int) -> Callable[[BatchInfo], Any]:
+    # DALI looks at the arguments of what it calls, and does not see through a `partial`.
+    def source(info: BatchInfo) -> Any:
+        return stream.feed(output, info)
+
+    return source
 
 
 def alternatives(entry: str) -> list[str]:
@@ -167,7 +253,7 @@ def _is_label(output: list[str]) -> bool:
     return all(labels.is_label(extension) for extension in output)
 
 
-def _check(shard: ShardIndex, outputs: list[list[str]]) -> None:
+def _check(shard: ShardIndex | RemoteShard, outputs: list[list[str]]) -> None:
     for output in outputs:
         for present, key in shard.layouts:
             if not set(output) & set(present):

@@ -93,6 +93,14 @@ def members(file: BinaryIO) -> Iterator[Member]:
         yield Member(text, start, size, kind in _FILE and not folder)
 
 
+def is_header_of(block: bytes, size: int) -> bool:
+    """Whether a block is the header of a member with so many bytes."""
+    try:
+        return _size(block, 0) == size
+    except DamagedTarError:
+        return False
+
+
 def _size(block: bytes, position: int) -> int:
     """Check a header and give the size in it."""
     try:

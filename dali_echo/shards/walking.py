@@ -36,7 +36,7 @@ class Sample:
     components: dict[str, Component]
 
 
-def samples(path: Path, file: BinaryIO) -> list[Sample]:
+def samples(path: Path | str, file: BinaryIO) -> list[Sample]:
     """Group the members of the tar `file` into samples, in order of first appearance.
 
     Raises:

@@ -155,15 +155,6 @@ def test_shards_that_do_not_exist_are_named(write_tar, tmp_path):
         numbers([], count=1)
 
 
-@pytest.mark.parametrize(
-    "url", ["https://host/s-{0..3}.tar", "s3://bucket/a.tar", "pipe:cat a.tar", "hf://datasets/a.tar"]
-)
-def test_only_local_shards(url):
-    with pytest.raises(ValueError, match="only local shards are supported in this version") as e:
-        numbers(url, count=1)
-    assert url[:6] in str(e.value)
-
-
 @pytest.fixture
 def three_shards(write_tar):
     return [
