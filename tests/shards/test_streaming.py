@@ -1,6 +1,7 @@
 import contextlib
 import gc
 import hashlib
+import json
 import threading
 import time
 
@@ -371,3 +372,27 @@ def test_urls_of_no_known_kind(url):
 def test_paths_and_urls_in_one_call(flaky, folder):
     with pytest.raises(ValueError, match="with shards elsewhere: one call reads either"):
         plain([f"{flaky.url}/0.tar", folder / "1.tar"])
+
+
+def test_damaged_images_are_left_out_and_named_by_url(flaky, write_tar, jpeg, tmp_path):
+    write_tar("j.tar", [(f"i/{i}.jpg", jpeg(i)[: 300 if i in (3, 7) else None]) for i in range(12)])
+
+    @pipeline_def(batch_size=4, num_threads=1, device_id=None, seed=1)
+    def definition(on_error):
+        log = tmp_path / "skipped.jsonl"
+        options = {"error_log": log, "max_errors": 2} if on_error == "skip" else {}
+        encoded = shards.read(f"{flaky.url}/j.tar", "jpg", name="r", on_error=on_error, **options)
+        return echo(fn.decoders.image(encoded), factor=1)
+
+    assert definition("skip").reader_meta("r")["epoch_size"] == 12
+    pipeline = definition("skip")
+    assert sum(len(pipeline.run()[0]) for _ in range(5)) == 20
+    lines = [json.loads(line) for line in (tmp_path / "skipped.jsonl").read_text().splitlines()]
+    assert sorted((line["shard"], line["key"]) for line in lines) == [
+        (f"{flaky.url}/j.tar", "i/3"),
+        (f"{flaky.url}/j.tar", "i/7"),
+    ]
+    with pytest.raises((ValueError, RuntimeError), match=r"/j\.tar: sample 'i/[37]'"):
+        pipeline = definition("raise")
+        for _ in range(5):
+            pipeline.run()
