@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from nvidia.dali import fn, types
 from nvidia.dali.data_node import DataNode
@@ -19,6 +19,10 @@ READER = "shards"
 
 OUTPUTS = ("image", "label")
 """What both pipelines return: float32 (B, channels, size, size), and int64 (B,)."""
+
+
+EchoFactor = float | Literal["auto", "fill"]
+"""A mean number of uses, or how to find it; see `dali_echo.echo`."""
 
 
 class EchoStage(str, Enum):
@@ -67,7 +71,7 @@ def training(
     urls: Sequence[str | Path],
     images: ImageFormat,
     echo_stage: EchoStage = EchoStage.NONE,
-    echo_factor: float = 2,
+    echo_factor: EchoFactor = 2,
     shuffle_buffer: int | None = None,
     error_log: str | Path | None = None,
     max_errors: float | None = None,

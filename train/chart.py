@@ -70,7 +70,9 @@ def describe_echo(echo: dict[str, Any]) -> str:
     """In words, from a summary."""
     if echo["stage"] == "none":
         return "no echo"
-    return f"echo × {echo['factor']:g} after {echo['stage']}"
+    factor = echo["factor"]
+    uses = factor if isinstance(factor, str) else f"× {factor:g}"
+    return f"echo {uses} after {echo['stage']}"
 
 
 def _plot_accuracy(axes: Axes, result: Result, **style: Any) -> None:

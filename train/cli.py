@@ -11,8 +11,9 @@ import torch
 import typer
 from rich.console import Console
 
-from pipelines.classification import EchoStage
+from pipelines.classification import EchoFactor, EchoStage
 from train import demo, ranks
+from train.data import ShardSet, remote_shards
 from train.errors import TrainError
 from train.loop import fit
 from train.progress import ProgressBar
@@ -25,12 +26,14 @@ DEVICES = "cpu, cuda or cuda:N; auto is cuda where there is one."
 
 def _command(workload: Workload) -> Callable[..., None]:
     def train(
-        data: Annotated[Path | None, typer.Option(help="Where the data is.")] = None,
+        data: Annotated[
+            str | None, typer.Option(help="Where the data is: a path, or a URL with braces for its shards.")
+        ] = None,
         echo_stage: Annotated[
             EchoStage, typer.Option(help="Stage whose results are used several times.")
         ] = EchoStage.NONE,
         echo_factor: Annotated[
-            float | None, typer.Option(min=1, help="Mean uses of a fresh example; 2 by default.")
+            str | None, typer.Option(help="Mean uses of a fresh example, auto or fill; 2 by default.")
         ] = None,
         shuffle_buffer: Annotated[
             int | None,
@@ -56,7 +59,9 @@ def _command(workload: Workload) -> Callable[..., None]:
         schedule: Annotated[
             Schedule, typer.Option(help="Of the learning rate; linear goes to 0 at the limits.")
         ] = Schedule.CONSTANT,
-        network: Annotated[Network, typer.Option(help="small suits a CPU, resnet32 a GPU.")] = Network.SMALL,
+        network: Annotated[
+            Network, typer.Option(help="small and resnet6 suit a CPU, resnet32 a GPU.")
+        ] = Network.SMALL,
         eval_every: Annotated[
             int, typer.Option(min=1, help="Fresh examples between evaluations.")
         ] = workload.eval_every,
@@ -83,7 +88,7 @@ def _command(workload: Workload) -> Callable[..., None]:
             settings = Settings(
                 workload=workload,
                 echo_stage=echo_stage,
-                echo_factor=_echo_factor(echo_stage, echo_factor, shuffle_buffer),
+                echo_factor=_echo_factor(echo_stage, echo_factor, shuffle_buffer, schedule, max_steps),
                 shuffle_buffer=shuffle_buffer,
                 batch_size=batch_size,
                 epochs=epochs,
@@ -101,7 +106,7 @@ def _command(workload: Workload) -> Callable[..., None]:
                 max_errors=_max_errors(on_error, max_errors),
             )
             folder = out or Path("runs") / workload.name
-            shards = workload.prepare(data)
+            shards = _shards(workload, data)
             with ProgressBar(workload.name) as bar:
                 result = fit(settings, shards, folder, bar.update, checkpoint_every, resume)
             if ranks.rank() == 0:
@@ -136,15 +141,33 @@ def main() -> None:
         sys.exit(1)
 
 
-def _echo_factor(stage: EchoStage, factor: float | None, buffer: int | None) -> float:
+def _shards(workload: Workload, data: str | None) -> ShardSet:
+    if data is not None and "://" in data:
+        return remote_shards(data)
+    return workload.prepare(None if data is None else Path(data))
+
+
+def _echo_factor(
+    stage: EchoStage, factor: str | None, buffer: int | None, schedule: Schedule, max_steps: int | None
+) -> EchoFactor:
     if stage is EchoStage.NONE:
         for flag, value in (("--echo-factor", factor), ("--shuffle-buffer", buffer)):
             if value is not None:
                 raise typer.BadParameter(
-                    f"{flag} {value:g} needs a stage to echo: add --echo-stage decode, or another"
+                    f"{flag} {value} needs a stage to echo: add --echo-stage decode, or another"
                 )
         return 1.0
-    return 2.0 if factor is None else factor
+    if factor == "auto" or factor == "fill":
+        if schedule is Schedule.LINEAR and max_steps is None:
+            raise typer.BadParameter(
+                f"--echo-factor {factor} leaves open how many steps there are, and --schedule linear needs "
+                f"to know: add --max-steps"
+            )
+        return factor
+    try:
+        return 2.0 if factor is None else float(factor)
+    except ValueError:
+        raise typer.BadParameter(f"--echo-factor {factor} is not a number, auto or fill") from None
 
 
 def _max_errors(on_error: OnError, most: float | None) -> float | None:

@@ -12,7 +12,7 @@ import torch
 from nvidia.dali.pipeline import Pipeline
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
-from dali_echo import EchoStats
+from dali_echo import EchoPipeline, EchoStats
 from dali_echo.pytorch import EchoIterator
 from pipelines.classification import OUTPUTS, READER, training, validation
 from train import ranks
@@ -57,8 +57,9 @@ class Feed:
         self._batches = EchoIterator(
             pipeline, OUTPUTS, reader_name=READER, last_batch_policy=LastBatchPolicy.FILL
         )
-        self.epoch_size = int(pipeline.reader_meta(READER)["epoch_size"])
-        """Examples that one pass over the shards gives to all ranks, repeats included."""
+        reading = pipeline.stages[0] if isinstance(pipeline, EchoPipeline) else pipeline
+        self.epoch_size = int(reading.reader_meta(READER)["epoch_size"])
+        """Fresh examples that one pass over the shards gives to all ranks."""
         self.emitted = 0
         """Examples given out, repeats included."""
         self.wait_s = 0.0

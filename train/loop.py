@@ -23,6 +23,9 @@ from train.record import Evaluation, Record, Result
 from train.timing import Busy
 from train.workloads import OnError, Schedule, Settings
 
+MOST_USES = 8
+"""Of a fresh example with the factors "auto" and "fill": the default of `echo`."""
+
 Progress = Callable[[int, int, Evaluation | None], None]
 """Told after each step: its number, how many are planned, and the latest evaluation."""
 
@@ -69,7 +72,7 @@ def fit(
     # Only the first rank writes.
     record = Record(out, run.evaluations) if ranks.rank() == 0 else None
     busy = Busy(device)
-    limit = math.inf if settings.max_fresh is None else settings.max_fresh
+    limit = _fresh_limit(settings, feed.epoch_size)
     target = math.inf if settings.target is None else settings.target
     batches = iter(feed)
     before = (run.wall_s, run.busy_s)
@@ -221,12 +224,19 @@ def _refuse_difference(settings: Settings, saved: dict[str, Any], out: Path) -> 
 
 
 def _planned_steps(settings: Settings, epoch_size: int) -> int:
-    """Steps until the first limit; a target may end training before."""
+    """Steps until the first limit; a target, and a limit on fresh examples, may end training before."""
     batch_size = settings.batch_size * ranks.count()
-    steps = math.ceil(settings.epochs * epoch_size / batch_size)
+    uses = MOST_USES if settings.uses is None else settings.uses
+    steps = math.ceil(settings.epochs * round(epoch_size * uses) / batch_size)
     if settings.max_fresh is not None:
-        steps = min(steps, math.ceil(settings.max_fresh * settings.uses / batch_size))
+        steps = min(steps, math.ceil(settings.max_fresh * uses / batch_size))
     return steps if settings.max_steps is None else min(steps, settings.max_steps)
+
+
+def _fresh_limit(settings: Settings, epoch_size: int) -> float:
+    limit = math.inf if settings.max_fresh is None else settings.max_fresh
+    # Where the number of uses is not known before, steps cannot tell when the last pass is over.
+    return min(limit, settings.epochs * epoch_size) if settings.uses is None else limit
 
 
 def _results(settings: Settings, final: Evaluation) -> dict[str, Any]:

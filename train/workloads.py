@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from pipelines.classification import EchoStage, ImageFormat
+from pipelines.classification import EchoFactor, EchoStage, ImageFormat
 from train import models
 from train.data import ShardSet, cifar10, fashion_mnist
 
@@ -16,12 +16,17 @@ class Network(str, Enum):
     """The networks to choose from."""
 
     SMALL = "small"
+    RESNET6 = "resnet6"
     RESNET32 = "resnet32"
 
     @property
     def make(self) -> models.NetworkMaker:
         """Makes one, with random weights."""
-        return {Network.SMALL: models.small, Network.RESNET32: models.resnet32}[self]
+        return {
+            Network.SMALL: models.small,
+            Network.RESNET6: models.resnet6,
+            Network.RESNET32: models.resnet32,
+        }[self]
 
 
 class Schedule(str, Enum):
@@ -64,7 +69,7 @@ class Settings:
 
     workload: Workload
     echo_stage: EchoStage
-    echo_factor: float
+    echo_factor: EchoFactor
     shuffle_buffer: int | None
     batch_size: int
     epochs: int
@@ -82,9 +87,11 @@ class Settings:
     max_errors: float | None = None
 
     @property
-    def uses(self) -> float:
-        """Mean number of uses of a fresh example."""
-        return 1.0 if self.echo_stage is EchoStage.NONE else self.echo_factor
+    def uses(self) -> float | None:
+        """Mean number of uses of a fresh example; None if only time will tell."""
+        if self.echo_stage is EchoStage.NONE:
+            return 1.0
+        return None if isinstance(self.echo_factor, str) else self.echo_factor
 
 
 # Means and standard deviations are of the training images.

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
 import sys
+import threading
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +65,26 @@ def test_the_shuffle_buffer_changes_the_run(train):
     assert small["fresh_examples"] < large["fresh_examples"]
 
 
+@pytest.fixture
+def address(tiny):
+    """Of a server that has the tiny shards."""
+    handler = functools.partial(SimpleHTTPRequestHandler, directory=tiny.train[0].parent)
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.mark.parametrize("factor", ["3", "auto"])
+def test_training_on_shards_that_a_server_sends(train, address, factor):
+    names = "{train-0000,test-0000}"
+    run = train("--data", f"{address}/{names}.tar", "--echo-stage", "decode", "--echo-factor", factor)
+    assert run["echo"]["factor"] == (3.0 if factor == "3" else factor)
+    assert run["evaluated_on"] == 60
+    # A pass, and at most what is taken ahead of the last batch.
+    assert 320 <= run["fresh_examples"] <= 352
+
+
 def test_by_default_the_files_are_in_runs(tiny, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     data = str(tiny.train[0].parent)
@@ -74,6 +97,8 @@ def test_by_default_the_files_are_in_runs(tiny, tmp_path, monkeypatch):
     ("flags", "message"),
     [
         ("--echo-factor 2", "--echo-factor 2 needs a stage"),
+        ("--echo-stage decode --echo-factor two", "--echo-factor two is not a number, auto or fill"),
+        ("--echo-stage decode --echo-factor auto --schedule linear", "add --max-steps"),
         ("--shuffle-buffer 512", "--shuffle-buffer 512 needs a stage"),
         ("--device tpu", "--device tpu is not known"),
         ("--device cuda:99", "--device cuda:99: this machine has"),

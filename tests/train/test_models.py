@@ -1,10 +1,10 @@
 import pytest
 import torch
 
-from train.models import resnet32, small
+from train.models import resnet6, resnet32, small
 
 
-@pytest.mark.parametrize("make", [small, resnet32])
+@pytest.mark.parametrize("make", [small, resnet6, resnet32])
 @pytest.mark.parametrize(("channels", "size"), [(1, 28), (3, 32), (3, 30)])
 def test_one_logit_per_class(make, channels, size):
     network = make(channels, size, 7)

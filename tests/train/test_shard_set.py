@@ -11,7 +11,7 @@ import pytest
 import webdataset
 
 from tests.train.conftest import banded
-from train.data import find_shards, shard_set, write_shards
+from train.data import find_shards, remote_shards, shard_set, write_shards
 from train.errors import TrainError
 
 WRITE_WITHOUT_END = """
@@ -126,3 +126,14 @@ def _start(code: str, folder: Path) -> subprocess.Popen[bytes]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
+
+
+def test_a_url_names_the_shards_of_both_splits():
+    shards = remote_shards("http://host/c/{train-{08..10},test-{0,1}}.tar")
+    assert shards.train == [f"http://host/c/train-{n}.tar" for n in ("08", "09", "10")]
+    assert shards.test == ["http://host/c/test-0.tar", "http://host/c/test-1.tar"]
+
+
+def test_a_url_without_test_shards_is_refused():
+    with pytest.raises(TrainError, match=r"s3://b/train-\{0..2\}.tar names 3 shards train-\* and 0 shards"):
+        remote_shards("s3://b/train-{0..2}.tar")

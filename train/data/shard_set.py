@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import webdataset
+from braceexpand import braceexpand
 from rich.console import Console
 from rich.progress import track
 
@@ -23,10 +24,10 @@ SAMPLES_PER_SHARD = 5000
 
 @dataclass(frozen=True)
 class ShardSet:
-    """The shards of a data set."""
+    """The shards of a data set: files, or URLs that `dali_echo.shards.read` takes."""
 
-    train: list[Path]
-    test: list[Path]
+    train: Sequence[str | Path]
+    test: Sequence[str | Path]
 
 
 def cache_folder(name: str) -> Path:
@@ -39,6 +40,24 @@ def find_shards(folder: Path) -> ShardSet | None:
     """The shards `train-*.tar` and `test-*.tar` of a folder; None unless it has both."""
     train, test = sorted(folder.glob("train-*.tar")), sorted(folder.glob("test-*.tar"))
     return ShardSet(train, test) if train and test else None
+
+
+def remote_shards(pattern: str) -> ShardSet:
+    """The shards that a URL with braces names, told apart by their names `train-…` and `test-…`.
+
+    Raises:
+        TrainError: if it does not name shards of both splits.
+    """
+    urls = list(braceexpand(pattern))
+    train, test = (
+        [url for url in urls if url.rpartition("/")[2].startswith(f"{split}-")] for split in ("train", "test")
+    )
+    if not train or not test:
+        raise TrainError(
+            f"--data {pattern} names {len(train)} shards train-* and {len(test)} shards test-*: write for "
+            f"example http://HOST/{{train-{{0000..0009}},test-{{0000..0001}}}}.tar"
+        )
+    return ShardSet(train, test)
 
 
 def write_shards(folder: Path, splits: Mapping[str, Split]) -> ShardSet:
