@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 
@@ -46,8 +46,8 @@ class Ahead:
         """Seconds for which the thread had its batch ready and waited for a request."""
         return self._channel.idle_s
 
-    def next(self) -> Any:
-        """The next batch.
+    def next(self, timeout: float | None = None) -> Any:
+        """The next batch, or None if it does not come within `timeout` seconds (0: if it is not there yet).
 
         Raises:
             Exception: what `make` raised, StopIteration included. The call after that starts anew.
@@ -61,7 +61,10 @@ class Ahead:
             )
             self._thread.start()
             self._channel.requests.put(None)
-        batch = self._channel.batches.get()
+        try:
+            batch = self._channel.batches.get(timeout=timeout)
+        except Empty:
+            return None
         if self._surplus:
             self._surplus -= 1
         else:

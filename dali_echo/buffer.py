@@ -103,20 +103,10 @@ class EchoBuffer:
         """Use the `batch_size` items that are due first, all different; all live ones if they are fewer."""
         count = min(batch_size, self.live)
         if count == 0:
-            return Draw(np.empty(0, np.int64), np.empty(0, np.bool_))
+            return self._use(np.empty(0, np.intp))
         latest = np.partition(self._due, count - 1)[count - 1]
         candidates = np.flatnonzero(self._due <= latest)
-        rows = candidates[np.argsort(self._due[candidates], kind="stable")[:count]]
-        self._left[rows] -= 1
-        self._used[rows] += 1
-        self.drawn += count
-        self._plan(rows)
-        draw = Draw(self._item[rows], self._left[rows] == 0)
-        if draw.finished.any():
-            keep = self._left > 0
-            for column in ("_item", "_left", "_used", "_arrival", "_stretch", "_due"):
-                setattr(self, column, getattr(self, column)[keep])
-        return draw
+        return self._use(candidates[np.argsort(self._due[candidates], kind="stable")[:count]])
 
     def state(self) -> dict[str, Any]:
         """A copy of all that `restore` needs, in small non-negative integers and arrays of them."""
@@ -150,6 +140,21 @@ class EchoBuffer:
         """The ordinals of the live items, in order."""
         return self._item
 
+    def _use(self, rows: NDArray[np.intp]) -> Draw:
+        """Count a use of the items in these rows."""
+        self._left[rows] -= 1
+        self._used[rows] += 1
+        self.drawn += len(rows)
+        self._plan(rows)
+        draw = Draw(self._item[rows], self._left[rows] == 0)
+        if draw.finished.any():
+            self._keep(self._left > 0)
+        return draw
+
+    def _keep(self, rows: NDArray[np.bool_]) -> None:
+        for column in ("_item", "_left", "_used", "_arrival", "_stretch", "_due"):
+            setattr(self, column, getattr(self, column)[rows])
+
     def _stretch_of_use(self, factor: float) -> int:
         """Over how many uses drawn the next use of an item is spread.
 
@@ -173,9 +178,9 @@ class EchoBuffer:
         flowing = _mean_square(factor) / factor * self._stretch_of_use(factor) / 2
         return 0.0 if factor <= 1 else max(stepped, 0.95 * flowing - factor * self.intake / 2)
 
-    def _plan(self, rows: NDArray[np.int64]) -> None:
+    def _plan(self, rows: NDArray[np.intp]) -> None:
         use = self._used[rows]
-        jitter = _uniform(self.seed, self._item[rows], use)
+        jitter = uniform(self.seed, self._item[rows], use)
         self._due[rows] = self._arrival[rows] + self._stretch[rows] * (use + jitter)
 
 
@@ -186,7 +191,7 @@ def _mean_square(factor: float) -> float:
     return (1 - share) * low**2 + share * (low + 1) ** 2
 
 
-def _uniform(seed: int, item: NDArray[np.int64], use: NDArray[np.int64]) -> NDArray[np.float64]:
+def uniform(seed: int, item: NDArray[np.int64], use: NDArray[np.int64]) -> NDArray[np.float64]:
     """A number in [0, 1) for each (seed, item, use), so that a resumed buffer needs no generator's state.
 
     The mixing function of SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number

@@ -12,7 +12,6 @@ import nvidia.dali
 from nvidia.dali.pipeline import Pipeline
 
 from dali_echo.bypass import image_decoders
-from dali_echo.epochs import EmittedEpochs
 from dali_echo.graph import Stage, split
 from dali_echo.guarded import GuardedPipeline
 from dali_echo.pipeline import EchoPipeline
@@ -71,7 +70,7 @@ def _join(stages: list[Stage]) -> Pipeline:
         mark = stage.joint.mark
         draw_seed = _derive(seed if mark.seed is None else mark.seed, number, stage.rank, 1)
         if isinstance(pipeline, EchoPipeline):
-            pipeline.cut(EmittedEpochs(pipeline.max_batch_size))
+            pipeline.cut_nowhere()
         pipeline = EchoPipeline.of_stage(stage.pipeline, pipeline, stage.joint, draw_seed, given)
     return pipeline
 

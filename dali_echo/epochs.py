@@ -216,3 +216,35 @@ class EmittedEpochs:
         if self.batch >= batches:
             self.epoch, self.batch = self.epoch + 1, 0
         return Cut(samples, copies)
+
+
+class FreshEpochs(EmittedEpochs):
+    """Epochs of as many batches as it takes to use every fresh sample of one pass of the reader.
+
+    Args:
+        batch_size: of full batches.
+        samples: fresh ones in a pass, or None for a stream without a boundary.
+        short: whether an epoch's last batch ends with the last of them, so that it may be short.
+    """
+
+    def __init__(self, batch_size: int, samples: int | None = None, short: bool = False) -> None:
+        super().__init__(batch_size)
+        self._pass = samples
+        self._short = short
+
+    def boundary(self, taken: int) -> int | None:
+        """How many fresh samples may be used by the end of the next batch, now that so many are taken.
+
+        None if that batch cannot be, or need not be, the one in which the epoch ends.
+        """
+        if self._pass is None or not self._short or taken < self._end(self._pass):
+            return None
+        return self._end(self._pass)
+
+    def advance(self, used: int) -> None:
+        """End each epoch of which every fresh sample has been used, now that so many have."""
+        while self._pass is not None and used >= self._end(self._pass):
+            self.epoch += 1
+
+    def _end(self, samples: int) -> int:
+        return (self.epoch + 1) * samples

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, cast
@@ -27,17 +28,19 @@ class Mark:
     shuffle_buffer: int
     memory_limit: int | None
     max_factor: float
+    timeout: float
     seed: int | None
 
 
 @do_not_convert  # type: ignore[untyped-decorator]
 def echo(
     *nodes: DataNode,
-    factor: float | Callable[[int], float] | Literal["auto"] = 2,
+    factor: float | Callable[[int], float] | Literal["auto", "fill"] = 2,
     unit: Unit = "sample",
     shuffle_buffer: int | None = None,
     memory_limit: int | str | None = None,
     max_factor: float = 8,
+    timeout: float = 300.0,
     seed: int | None = None,
     name: str | None = None,
 ) -> Any:
@@ -55,6 +58,9 @@ def echo(
             docs/how-it-works.md. It changes at batches that no seed determines, from 1 at the beginning.
             While it measures, up to 10 upstream batches wait beside the buffer, or more with deeper queues.
             One mark of a pipeline can have it.
+            "fill": as many uses as it takes for the training never to wait. A batch holds the fresh items
+            that have come, and in its other places those used least that have rested since. What it holds
+            depends on time, not on the seed alone, and an epoch has no length in advance.
         unit: "sample" forms new batches, in which no sample occurs twice; "batch" repeats whole batches.
         shuffle_buffer: live items from which each batch is drawn: samples for unit "sample", by default
             4 batches of them and never fewer than one; batches for "batch", by default 1, which repeats
@@ -63,7 +69,10 @@ def echo(
             fewer samples fit than `shuffle_buffer`, it shrinks, and warns once. Each sample then has memory
             of its own, by a copy: otherwise it keeps the whole upstream batch that it came in. A batch that
             is being taken from the upstream comes on top.
-        max_factor: the highest value that "auto" takes; at least 1.
+        max_factor: the highest value that "auto" takes, and the most uses of an item with "fill", in whole
+            uses; at least 1. A factor that is a number or a schedule is not limited by it.
+        timeout: seconds that "fill" waits for a fresh item, when too few live ones have uses left for a
+            batch, before it raises; positive. With another factor the wait has no end.
         seed: of the order of the replay. By default it follows from the pipeline's seed.
         name: of the mark, in statistics and messages; "echo0", "echo1", … by default.
 
@@ -72,6 +81,7 @@ def echo(
 
     Raises:
         MemoryError: when it runs, if one upstream batch does not fit into `memory_limit`.
+        TimeoutError: when it runs with "fill", after `timeout`; naming the reader.
         RuntimeError: outside of a `dali_echo.pipeline_def` definition, or inside an `if` on a DataNode.
         TypeError, ValueError: for an argument that cannot be; the message holds its value.
     """
@@ -88,7 +98,7 @@ def echo(
             "echo() was called inside an `if` on a DataNode, where only a part of the batch passes: "
             "set the mark before or after the `if`"
         )
-    _check_beside_measured(factor, trace)
+    _check_beside_others(factor, trace)
     mark = Mark(
         name=_check_name(name, trace),
         factor=parse_factor(factor),
@@ -96,6 +106,7 @@ def echo(
         shuffle_buffer=_check_buffer(shuffle_buffer, unit, pipeline.max_batch_size),
         memory_limit=None if memory_limit is None else parse_bytes(memory_limit),
         max_factor=_check_max_factor(max_factor),
+        timeout=_check_timeout(timeout),
         seed=_check_seed(seed),
     )
     outputs = trace.add(mark, nodes)
@@ -115,17 +126,20 @@ def _check_nodes(nodes: tuple[Any, ...]) -> None:
             )
 
 
-def _check_beside_measured(factor: Any, trace: graph.Trace) -> None:
-    measured = [joint.mark.name for joint in trace.joints if joint.mark.factor.measured]
-    if measured and isinstance(factor, str):
+def _check_beside_others(factor: Any, trace: graph.Trace) -> None:
+    marks = [joint.mark for joint in trace.joints]
+    adaptive = next((mark for mark in marks if mark.factor.measured or mark.factor.fills), None)
+    if adaptive is None:
+        return
+    if isinstance(factor, str) and (factor == "auto" or adaptive.factor.measured):
         raise ValueError(
-            f"factor = {factor!r} is used by two marks, this one and {measured[0]!r}, each of which would "
-            f"measure what the other changes: give one of them a number"
+            f"factor = {factor!r} is used with factor = {adaptive.factor.value!r} of the mark "
+            f"{adaptive.name!r}, and each would measure what the other changes: give one of them a number"
         )
-    if measured and callable(factor):
+    if callable(factor):
         raise ValueError(
-            f"factor = {factor!r} is a schedule over epochs, and the mark {measured[0]!r} before it, with "
-            f'factor = "auto", changes how long they are: give a number'
+            f"factor = {factor!r} is a schedule over epochs, and the mark {adaptive.name!r} before it, with "
+            f'factor = "{adaptive.factor.value}", changes how long they are: give a number'
         )
 
 
@@ -155,6 +169,17 @@ def _check_max_factor(value: Any) -> float:
         raise TypeError(f"max_factor = {value!r} must be a number, at least 1")
     if not 1 <= value < math.inf:
         raise ValueError(f"max_factor = {value!r} must be a finite number, at least 1")
+    return float(value)
+
+
+def _check_timeout(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"timeout = {value!r} must be a number of seconds, such as 300.0")
+    if not 0 < value <= threading.TIMEOUT_MAX:
+        raise ValueError(
+            f"timeout = {value!r} must be positive, and at most {threading.TIMEOUT_MAX:.0f} seconds: give "
+            f"the longest time without a fresh sample that is no fault, such as 300.0"
+        )
     return float(value)
 
 

@@ -17,7 +17,16 @@ from nvidia.dali.pipeline import Pipeline
 from dali_echo.ahead import Ahead
 from dali_echo.auto import Auto
 from dali_echo.bypass import operators_of, writes_into
-from dali_echo.epochs import EmittedEpochs, MovingEnds, Reader, ReadPosition, ceil_div, shard_size
+from dali_echo.epochs import (
+    EmittedEpochs,
+    FreshEpochs,
+    MovingEnds,
+    Reader,
+    ReadPosition,
+    ceil_div,
+    shard_size,
+)
+from dali_echo.filling import FillSource
 from dali_echo.graph import Joint
 from dali_echo.ranks import sharing
 from dali_echo.source import Fresh, Moment, Snapshot, Source
@@ -72,6 +81,11 @@ class EchoPipeline(Pipeline):  # type: ignore[misc]
         upstream = self._upstream
         return [*(upstream.stages if isinstance(upstream, EchoPipeline) else [upstream]), self]
 
+    @property
+    def fills(self) -> bool:
+        """Whether the mark has `factor="fill"`."""
+        return self._joint.mark.factor.fills
+
     def build(self) -> None:
         """Build all stages. See `nvidia.dali.Pipeline.build`.
 
@@ -101,6 +115,9 @@ class EchoPipeline(Pipeline):  # type: ignore[misc]
         The epoch is `factor` times as long, so that iterators made for DALI's readers measure it right.
         With a factor that is a schedule, it is the length of the first epoch; with "auto", it is for the
         factor of the last batch delivered.
+
+        Raises:
+            TypeError: if a mark has `factor="fill"`.
         """
         self.build()
         meta = self._upstream.reader_meta(name)
@@ -126,6 +143,14 @@ class EchoPipeline(Pipeline):  # type: ignore[misc]
         """`epoch_samples` as known at the last batch drawn, which is ahead of the last one delivered."""
         return self._samples_by(cast(Source, self._source).ends, reader_name, epoch)
 
+    def fresh_samples(self, reader_name: str) -> int:
+        """Samples that one pass of a reader before the mark, on all ranks, brings to it."""
+        return int(self._upstream.reader_meta(reader_name)["epoch_size"])
+
+    def cut_nowhere(self) -> None:
+        """Emit an unbroken stream of full batches."""
+        self.cut((FreshEpochs if self.fills else EmittedEpochs)(self.max_batch_size))
+
     def cut(self, emitted: EmittedEpochs) -> None:
         """Set the sizes of the batches to emit, which otherwise follow the reader's `pad_last_batch`.
 
@@ -142,6 +167,12 @@ class EchoPipeline(Pipeline):  # type: ignore[misc]
     def pad(self) -> None:
         """Pad the emitted epochs, whose length may change, if the reader has `pad_last_batch`. See `cut`."""
         self.cut(self._padded_like(self._reader()))
+
+    @property
+    def epoch(self) -> int:
+        """The epoch, counted from 0, of the batch to be delivered next."""
+        self.build()
+        return self._delivered.epoch
 
     def echo_stats(self) -> list[EchoStats]:
         """What each mark has done up to the last batch delivered, in the order of the marks."""
@@ -176,12 +207,13 @@ class EchoPipeline(Pipeline):  # type: ignore[misc]
 
     def _make_source(self) -> Source:
         reader = self._reader()
-        return Source(
+        return (FillSource if self.fills else Source)(
             mark=self._joint.mark,
             upstream=self._ahead,
             upstream_stats=_stats_of(self._upstream),
             upstream_now=snapshot(self._upstream),
             position=ReadPosition(reader, self.max_batch_size),
+            readers=list(self.stages[0].reader_meta()),
             emitted=self._emitted or self._as_dali_counts(reader),
             batch_size=self.max_batch_size,
             seed=self._draw_seed,
@@ -253,6 +285,8 @@ class EchoPipeline(Pipeline):  # type: ignore[misc]
 
     def _reader(self) -> Reader | None:
         """The reader that defines the epoch, if there is one."""
+        if any(isinstance(stage, EchoPipeline) and stage.fills for stage in self.stages[:-1]):
+            return None  # its epochs do not come through
         for meta in self._upstream.reader_meta().values():
             reader = Reader.from_meta(meta)
             # What an earlier mark emits to this one is an unbroken stream.
@@ -272,6 +306,8 @@ class EchoPipeline(Pipeline):  # type: ignore[misc]
         return factor.samples(epoch, fresh)
 
     def _as_dali_counts(self, reader: Reader | None) -> EmittedEpochs:
+        if self.fills:
+            return FreshEpochs(self.max_batch_size)
         # DALI's own iterators count an epoch once, and would look for the padding where it is not.
         moves = self._joint.mark.factor.measured or _ends_of(self._upstream)
         return EmittedEpochs(self.max_batch_size) if moves else self._padded_like(reader)

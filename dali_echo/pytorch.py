@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -10,8 +11,9 @@ from nvidia.dali.pipeline import Pipeline
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 from nvidia.dali.plugin.pytorch import DALIGenericIterator
 
-from dali_echo.epochs import EmittedEpochs, ceil_div
+from dali_echo.epochs import EmittedEpochs, FreshEpochs, ceil_div
 from dali_echo.pipeline import EchoPipeline, describe, restore, snapshot
+from dali_echo.ranks import ranks
 from dali_echo.state import dump, load, refuse_difference
 from dali_echo.stats import EchoStats
 
@@ -34,6 +36,9 @@ class EchoIterator:
             With a mark none is lost, and every rank gets as many batches: FILL goes on with samples of
             the next epoch, or with copies of the last sample if the reader has `pad_last_batch`; PARTIAL
             ends with a short batch; DROP leaves them to the next epoch. Without a mark, as DALI has it.
+            With `factor="fill"` an epoch is one pass of the reader, and ends with the batch in which the
+            last of its samples is used for the first time. That batch is full, with repeats or samples of
+            the next epoch after it; with PARTIAL it ends there.
 
     Yields:
         The outputs by name, as dense tensors of shape (batch, …) on the device of the output. They are the
@@ -41,7 +46,9 @@ class EchoIterator:
 
     Raises:
         ValueError: for names that are not one for each output, and for an output whose samples differ in
-            shape.
+            shape; for `reader_name` with `factor="fill"` on one of several ranks, which would take different
+            numbers of steps.
+        TypeError: for `reader_name` with `factor="fill"` at a mark that is not the last.
     """
 
     def __init__(
@@ -64,11 +71,12 @@ class EchoIterator:
                 f"last_batch_policy = {last_batch_policy!r} must be a member of "
                 f"nvidia.dali.plugin.base_iterator.LastBatchPolicy"
             )
-        readers = pipeline.reader_meta()
+        echoed = isinstance(pipeline, EchoPipeline)
+        readers = (pipeline.stages[0] if echoed else pipeline).reader_meta()
         if reader_name is not None and reader_name not in readers:
             raise ValueError(f"reader_name = {reader_name!r} is not among {sorted(readers)}")
         self._policy = last_batch_policy
-        kind = _EchoedEpochs if isinstance(pipeline, EchoPipeline) else _PlainEpochs
+        kind = (_FilledEpochs if pipeline.fills else _EchoedEpochs) if echoed else _PlainEpochs
         self._epochs = kind(pipeline, names, reader_name, last_batch_policy)
         self._pipeline = pipeline
 
@@ -181,17 +189,9 @@ class _EchoedEpochs:
         self._epoch = 0
         self._yielded = 0
         self._ahead = 0
-        self._scheduled = False
-        pads = reader is not None and pipeline.reader_meta(reader)["pad_last_batch"]
-        self._reads_on = policy == LastBatchPolicy.FILL and not pads
-        self._drops = policy == LastBatchPolicy.DROP
-        size = pipeline.max_batch_size
-        if reader is None or self._drops:
-            pipeline.cut(EmittedEpochs(size))
-        elif policy == LastBatchPolicy.PARTIAL:
-            pipeline.cut(EmittedEpochs(size, lambda epoch: pipeline.samples_drawn(reader, epoch)))
-        else:
-            pipeline.pad()
+        self._scheduled = self._behind = False
+        self._late: TimeoutError | None = None
+        self._cut(policy)
 
     def __len__(self) -> int:
         if self._reader is None:
@@ -214,18 +214,25 @@ class _EchoedEpochs:
         if self._complete():
             self._end_epoch()
             raise StopIteration
-        if not self._scheduled:
+        if not self._scheduled or self._behind:
             self._pipeline.schedule_run()
-            self._scheduled = True
+            self._scheduled, self._behind = True, False
         try:
             outputs = self._pipeline.share_outputs()
         except StopIteration:
+            if self._late is not None:
+                late, self._late, self._behind = self._late, None, True
+                raise late from None
             self._pipeline.reset()
             self._scheduled = False
             raise
         batch = {name: _to_torch(name, output) for name, output in zip(self._names, outputs, strict=True)}
         self._pipeline.release_outputs()
-        self._pipeline.schedule_run()
+        try:
+            if self._late is None:
+                self._pipeline.schedule_run()
+        except TimeoutError as late:
+            self._late = late  # until what is prepared has been delivered
         self._yielded += 1
         return batch
 
@@ -243,6 +250,18 @@ class _EchoedEpochs:
         restore(self._pipeline, pipeline)
         self._epoch, self._yielded, self._ahead = (state[k] for k in ("epoch", "yielded", "ahead"))
 
+    def _cut(self, policy: LastBatchPolicy) -> None:
+        pads = self._reader is not None and self._pipeline.reader_meta(self._reader)["pad_last_batch"]
+        self._reads_on = policy == LastBatchPolicy.FILL and not pads
+        self._drops = policy == LastBatchPolicy.DROP
+        if self._reader is None or self._drops:
+            self._pipeline.cut_nowhere()
+        elif policy == LastBatchPolicy.PARTIAL:
+            drawn = functools.partial(self._pipeline.samples_drawn, self._reader)
+            self._pipeline.cut(EmittedEpochs(self._pipeline.max_batch_size, drawn))
+        else:
+            self._pipeline.pad()
+
     def _complete(self) -> bool:
         return self._reader is not None and self._yielded >= len(self)
 
@@ -255,6 +274,38 @@ class _EchoedEpochs:
             self._ahead += read - self._samples(self._epoch)
         self._epoch += 1
         self._yielded = 0
+
+
+class _FilledEpochs(_EchoedEpochs):
+    """The epochs of a pipeline whose last mark has `factor="fill"`, which end when the pipeline says so."""
+
+    def __len__(self) -> int:
+        raise TypeError(
+            'EchoIterator has no len with factor = "fill": an epoch has as many batches as time leaves room '
+            "for; count the steps, or give a number as the factor"
+        )
+
+    def _cut(self, policy: LastBatchPolicy) -> None:
+        if self._reader is None:
+            self._pipeline.cut_nowhere()
+            return
+        shards = self._pipeline.stages[0].reader_meta(self._reader)["number_of_shards"]
+        if max(shards, ranks()[1]) > 1:
+            raise ValueError(
+                f'reader_name = {self._reader!r} with factor = "fill" would end an epoch after another '
+                f"number of steps on each of {max(shards, ranks()[1])} ranks, and they would wait for each "
+                f"other forever: leave reader_name out and take as many steps on each rank, or give a number "
+                f"as the factor"
+            )
+        fresh = self._pipeline.fresh_samples(self._reader)
+        short = policy == LastBatchPolicy.PARTIAL
+        self._pipeline.cut(FreshEpochs(self._pipeline.max_batch_size, fresh, short))
+
+    def _complete(self) -> bool:
+        return self._epoch < self._pipeline.epoch
+
+    def _end_epoch(self) -> None:
+        self._epoch = self._pipeline.epoch
 
 
 def _to_torch(name: str, output: Any) -> torch.Tensor:

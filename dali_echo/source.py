@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from nvidia.dali.types import BatchInfo
 from dali_echo.ahead import Ahead
 from dali_echo.auto import Auto, logger
 from dali_echo.buffer import EchoBuffer
-from dali_echo.epochs import EmittedEpochs, MovingEnds, ReadPosition, Rows, Run
+from dali_echo.epochs import Cut, EmittedEpochs, MovingEnds, ReadPosition, Rows, Run
 from dali_echo.mark import Mark
 from dali_echo.memory import MemoryPlan
 from dali_echo.stats import EchoStats
@@ -55,6 +55,8 @@ class Moment:
     """The source after one of its batches."""
 
     stats: list[EchoStats]
+    epoch: int
+    """The one that the next batch is of."""
     state: dict[str, Any] | None
     """See `Source.restore`; None if checkpoints are not enabled."""
     ends: MovingEnds | None
@@ -69,6 +71,7 @@ class Source:
         upstream: makes the `Fresh` batches.
         upstream_stats: of the marks further up, before the first batch.
         upstream_now: snapshot of the upstream, before the first batch.
+        readers: names of the readers that the data comes from.
         position: of the upstream in its epochs.
         emitted: the sizes of the batches to emit.
         batch_size: of both pipelines.
@@ -80,12 +83,15 @@ class Source:
         auto: measures the factor, if the mark says so.
     """
 
+    _buffer_kind = EchoBuffer
+
     def __init__(
         self,
         mark: Mark,
         upstream: Ahead,
         upstream_stats: list[EchoStats],
         upstream_now: Snapshot,
+        readers: Sequence[str],
         position: ReadPosition,
         emitted: EmittedEpochs,
         batch_size: int,
@@ -100,6 +106,7 @@ class Source:
         self._auto = auto
         self._taken_batches = 0
         self._mark = mark
+        self._readers = readers
         self._upstream = upstream
         self._upstream_stats = upstream_stats
         self._upstream_now = upstream_now
@@ -108,7 +115,7 @@ class Source:
         self._private = private
         self._keeps_state = keeps_state
         self._by_sample = mark.unit == "sample"
-        self._buffer = EchoBuffer(mark.shuffle_buffer, batch_size if self._by_sample else 1, seed)
+        self._buffer = self._buffer_kind(mark.shuffle_buffer, batch_size if self._by_sample else 1, seed)
         self._store = Store(self._by_sample, own_memory=mark.memory_limit is not None)
         self._memory = MemoryPlan(mark)
         self._refused: Fresh | None = None
@@ -178,7 +185,7 @@ class Source:
         if self._auto:
             self._auto.asked(self._wait_s, self._taken_batches)
             self._upstream.burst(self._auto.burst())
-        cut = self.emitted.next()
+        cut = self._cut()
         samples = self._draw(cut.samples)
         if not samples and (cut.samples or self._last is None):
             raise StopIteration
@@ -193,6 +200,9 @@ class Source:
             tensor_list(node, contiguous=private)
             for node, private in zip(zip(*samples, strict=True), self._private, strict=True)
         ]
+
+    def _cut(self) -> Cut:
+        return self.emitted.next()
 
     def _draw(self, count: int) -> list[Sample]:
         """The next `count` rows, or fewer at the end of the data."""
@@ -220,6 +230,9 @@ class Source:
         """Items for a batch, and their rows."""
         while self._wants(count) and self._take(needed=self._buffer.live < count):
             pass
+        return self._use_items(count)
+
+    def _use_items(self, count: int) -> tuple[list[int], list[Sample]]:
         draw = self._buffer.draw(count)
         items = draw.items.tolist()
         samples = self._store.rows(items)
@@ -236,12 +249,12 @@ class Source:
 
         A batch without room waits, and the draws go on with what is live, if that suffices.
         """
-        fresh = self._refused or self._wait_for_upstream()
+        fresh = self._refused or self._wait_for_upstream(needed)
         if fresh is None:
             return False
         self._refused = None
         size = batch_bytes(fresh.outputs)
-        if not self._memory.has_room(size, self._store.bytes):
+        if not self._has_room(size):
             if needed:
                 raise MemoryError(self._memory.complaint(size, self._store.bytes))
             self._refused = fresh
@@ -265,17 +278,25 @@ class Source:
             self._auto.took(len(rows.used) + rows.dropped, planned, len(uses), self._buffer.drawn)
         return True
 
-    def _wait_for_upstream(self) -> Fresh | None:
+    def _has_room(self, size: int) -> bool:
+        return self._memory.has_room(size, self._store.bytes)
+
+    def _wait_for_upstream(self, needed: bool) -> Fresh | None:
         if self._ended:
             return None
         start = time.perf_counter()
         try:
-            fresh: Fresh = self._upstream.next()
+            fresh = self._fetch(needed)
         except StopIteration:
             self._ended = True
             return None
         finally:
             self._wait_s += time.perf_counter() - start
+        return fresh
+
+    def _fetch(self, needed: bool) -> Fresh | None:
+        """The next upstream batch, which may be None only where it is not needed."""
+        fresh: Fresh = self._upstream.next()
         return fresh
 
     def _unpack(self, fresh: Fresh, first_item: int) -> Rows:
@@ -320,7 +341,8 @@ class Source:
             downstream_wait_s=self._upstream.idle_s,
         )
         self._forget_taken()
-        return Moment([*self._upstream_stats, own], self._state() if self._keeps_state else None, self.ends)
+        state = self._state() if self._keeps_state else None
+        return Moment([*self._upstream_stats, own], self.emitted.epoch, state, self.ends)
 
     def _forget_taken(self) -> None:
         """Forget where upstream batches began whose items are no longer needed."""
@@ -367,7 +389,7 @@ class Source:
         needed = {*self._buffer.items.tolist(), *([rest_item] if rest else []), *(last[:1] if last else [])}
         item = state["first_item"]
         while item < self._buffer.added:
-            fresh = self._upstream.next()
+            fresh = cast(Fresh, self._fetch(needed=True))
             used = self._unpack(fresh, item).used
             item += self._store.add(item, fresh.outputs, used, batch_bytes(fresh.outputs), needed)
         if rest:

@@ -22,7 +22,7 @@ class EchoStats:
     emitted: int
     """Uses of them in the batches delivered; copies that pad a batch do not count."""
     factor: float
-    """Mean number of uses of the items that are read at present."""
+    """Mean number of uses of the items that are read at present; with "fill", of those used so far."""
     live_samples: int
     """Samples in the buffer that have uses left."""
     live_bytes: int

@@ -84,6 +84,10 @@ class Store:
         held = self._items
         return [sample for item in items for sample in held[item][0]]
 
+    def bytes_of(self, items: Iterable[int]) -> int:
+        """Bytes of the memory that items hold: exact if each has its own, else at least theirs."""
+        return sum({id(m): m.bytes for m in (self._items[item][1] for item in items)}.values())
+
     def remove(self, items: Iterable[int]) -> None:
         """Let go of items."""
         for item in items:
