@@ -333,7 +333,8 @@ def test_dali_s_own_iterator_takes_it(shards: Sequence[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("second", "error"), [("auto", "give one of them a number"), (lambda epoch: 2, "is a schedule over epochs")]
+    ("second", "error"),
+    [("auto", "give one of them a number"), (lambda epoch: 2, "is a schedule over epochs")],
 )
 def test_what_cannot_stand_beside_it_is_refused(shards: Sequence[str], second: Any, error: str) -> None:
     @pipeline_def(batch_size=32, num_threads=1, device_id=None)
