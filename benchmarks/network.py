@@ -16,23 +16,15 @@ from __future__ import annotations
 
 import itertools
 import json
-import multiprocessing
 import os
 import platform
 import re
-import socket
 import subprocess
 import sys
 import tarfile
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import version
-from multiprocessing.synchronize import Event
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Annotated, Any
@@ -43,6 +35,7 @@ from matplotlib.ticker import FuncFormatter, PercentFormatter
 from rich.box import MARKDOWN
 from rich.console import Console
 from rich.table import Table
+from serving import served
 
 TARGET = 0.63
 """Accuracy on the first 2,000 test images, which takes about two epochs without echo."""
@@ -57,7 +50,7 @@ BUFFER = 2048
 TUNED = {"none": 0.2, "1": 0.2, "2": 0.1, "3": 0.05, "5": 0.2, "8": 0.1, "auto": 0.05, "fill": 0.05}
 """Learning rate of each factor: the best of --tune, where e = 6 stands for auto and fill."""
 
-NOT_RETUNED = ("2", "auto")
+NOT_RETUNED = ("auto",)
 """Factors that are measured with the rate of training without echo too."""
 
 TRIED = (0.05, 0.1, 0.2)
@@ -128,7 +121,7 @@ def measure(data: Path, out: Path, ratio: float, seeds: int, port: int) -> None:
     with served(data, link["bytes_per_s"], port) as address:
         names = ",".join(path.stem for path in sorted(data.glob("*-*.tar")))
         # Seeds outside: what the machine does meanwhile meets all conditions alike.
-        for seed in range(seeds):
+        for seed in range(1, seeds + 1):
             for condition in CONDITIONS:
                 run = folder(out, condition, seed)
                 train(run, f"{address}/{{{names}}}.tar", seed, *condition.flags(), "--target", str(TARGET))
@@ -183,7 +176,7 @@ def tune_rates(data: Path, out: Path) -> None:
 def report(out: Path, results: Path, seeds: int) -> None:
     runs = {}
     for condition in CONDITIONS:
-        folders = [folder(out, condition, seed) for seed in range(seeds)]
+        folders = [folder(out, condition, seed) for seed in range(1, seeds + 1)]
         found = [load(run) for run in folders if (run / "summary.json").exists()]
         if found:
             runs[condition] = found
@@ -325,94 +318,6 @@ def machine() -> str:
         f"{os.cpu_count()} cores of {model[1] if model else platform.machine()}, "
         f"Python {platform.python_version()}, {versions}"
     )
-
-
-class Link:
-    """A rate in bytes/s that all connections share."""
-
-    def __init__(self, rate: float) -> None:
-        self._rate = rate
-        self._lock = threading.Lock()
-        self._free = 0.0
-
-    def send(self, size: int) -> None:
-        """Wait until so many bytes have had their time."""
-        with self._lock:
-            self._free = max(self._free, time.monotonic()) + size / self._rate
-            free = self._free
-        time.sleep(max(0.0, free - time.monotonic()))
-
-
-class Handler(BaseHTTPRequestHandler):
-    """Answers GET and HEAD, with ranges, for the files of a folder; training shards share a link."""
-
-    protocol_version = "HTTP/1.1"
-
-    def __init__(self, shards: Path, link: Link, *args: Any) -> None:
-        self._shards, self._link = shards, link
-        super().__init__(*args)
-
-    def do_HEAD(self) -> None:
-        self._answer()
-
-    def do_GET(self) -> None:
-        file, start, size = self._answer()
-        if not size:
-            return
-        # What lies in the kernel's buffers would come at once, however slow the link.
-        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)
-        with file.open("rb") as stream, suppress(ConnectionError):  # a run that has ended
-            stream.seek(start)
-            while size and (piece := stream.read(min(size, 1 << 14))):
-                if file.name.startswith("train") and file.suffix == ".tar":
-                    self._link.send(len(piece))
-                self.wfile.write(piece)
-                size -= len(piece)
-
-    def _answer(self) -> tuple[Path, int, int]:
-        """Send the headers; returns the file, and the first and the number of the bytes to send."""
-        file = self._shards / Path(self.path).name
-        if not file.is_file():
-            self.send_response(404)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-            return file, 0, 0
-        size = file.stat().st_size
-        start, stop = 0, size
-        wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
-        if wanted:
-            start, stop = int(wanted[1]), min(size, int(wanted[2] or size) + 1)
-            self.send_response(206)
-            self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{size}")
-        else:
-            self.send_response(200)
-        self.send_header("Accept-Ranges", "bytes")
-        self.send_header("Content-Length", str(stop - start))
-        self.end_headers()
-        return file, start, stop - start
-
-    def log_message(self, *_: Any) -> None:
-        """Say nothing."""
-
-
-def serve(shards: Path, rate: float, port: int, ready: Event) -> None:
-    server = ThreadingHTTPServer(("127.0.0.1", port), partial(Handler, shards, Link(rate)))
-    ready.set()
-    server.serve_forever()
-
-
-@contextmanager
-def served(shards: Path, rate: float, port: int) -> Iterator[str]:
-    """The address of a server in a process of its own."""
-    ready = multiprocessing.Event()
-    server = multiprocessing.Process(target=serve, args=(shards, rate, port, ready), daemon=True)
-    server.start()
-    try:
-        if not ready.wait(10):
-            raise SystemExit(f"error: no server on port {port}: name a free one with --port")
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.terminate()
 
 
 if __name__ == "__main__":
