@@ -32,6 +32,13 @@ def make(body: Any, **kwargs: Any) -> Any:
         ({"shuffle_buffer": 8.0}, TypeError, r"shuffle_buffer = 8.0 must be an integer"),
         ({"seed": -1}, ValueError, r"seed = -1 must be an integer from 0"),
         ({"seed": "x"}, ValueError, r"seed = 'x' must be an integer from 0"),
+        ({"max_factor": 0.9, "factor": "fill"}, ValueError, r"max_factor = 0.9 must be a finite number, at"),
+        ({"max_factor": "8", "factor": "fill"}, TypeError, r"max_factor = '8' must be a number, at least 1"),
+        ({"timeout": 0}, ValueError, r"timeout = 0 must be positive, .*: give the longest time without"),
+        ({"timeout": -1.0}, ValueError, r"timeout = -1.0 must be positive"),
+        ({"timeout": float("nan")}, ValueError, r"timeout = nan must be positive"),
+        ({"timeout": float("inf")}, ValueError, r"timeout = inf must be positive, and at most \d+ seconds"),
+        ({"timeout": None}, TypeError, r"timeout = None must be a number of seconds, such as 300.0"),
         ({"name": ""}, TypeError, r"name = '' must be a string"),
     ],
 )

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.gpu
 
 
 @pipeline_def(batch_size=BATCH, num_threads=2, device_id=0, seed=11)
-def mixed(shards: Sequence[str], factor: float, augment: bool = False) -> Any:
+def mixed(shards: Sequence[str], factor: float | str, augment: bool = False) -> Any:
     """Images decoded by the GPU, and a random number that tells readings apart."""
     jpeg, _ = read(shards)
     image = fn.decoders.image(jpeg, device="mixed", output_type=types.RGB)
@@ -107,3 +107,16 @@ def test_damaged_images_are_left_out(tmp_path: Path) -> None:
     assert sorted(json.loads(line)["key"] for line in log.read_text().splitlines()) == [
         f"{number:03}" for number in range(len(bad))
     ]
+
+
+def test_filling_the_time_keeps_images_on_the_gpu_and_intact(shards: Sequence[str]) -> None:
+    iterator = iterate(mixed(shards, "fill", enable_checkpointing=True))
+    images: dict[float, torch.Tensor] = {}
+    for _ in range(3):
+        for batch in iterator:
+            assert batch["image"].device == torch.device("cuda", 0)
+            assert len(set(batch["reading"].tolist())) == BATCH
+            for image, reading in zip(batch["image"], batch["reading"].tolist(), strict=True):
+                assert torch.equal(images.setdefault(reading, image.clone()), image)
+    assert len(images) >= 3 * SAMPLES
+    assert iterator.state_dict()

@@ -12,6 +12,7 @@ import numpy as np
 import nvidia.dali
 import pytest
 from nvidia.dali import fn, types
+from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 from PIL import Image, ImageOps
 
 from dali_echo import echo, pipeline_def, shards
@@ -210,6 +211,17 @@ def test_a_schedule_counts_good_samples(shard, tmp_path):
     planned = round(90 * 1.5) + round(90 * 2.5) + round((stats.fresh - 180) * 3.5)
     assert stats.fresh >= 180
     assert planned - stats.emitted >= stats.live_samples
+
+
+def test_an_epoch_that_fills_time_has_every_good_sample(shard, tmp_path):
+    path, log = shard(bad_images()), tmp_path / "skipped.jsonl"
+    pipeline = training(path, log, {"factor": "fill"}, {})
+    policy = LastBatchPolicy.PARTIAL
+    batches = EchoIterator(pipeline, ["image", "label"], reader_name="train", last_batch_policy=policy)
+    for epoch in range(1, 4):
+        assert set(range(90)) == {label for batch in batches for label in batch["label"].tolist()}
+        assert batches.stats[0].fresh < epoch * 90 + 2 * BATCH
+    assert batches.stats[0].skipped >= 3 * len(BAD)
 
 
 def test_a_run_of_nothing_but_bad_batches(shard, tmp_path):
