@@ -108,7 +108,7 @@ class FillSource(Source):
 
     def _fetch(self, needed: bool) -> Fresh | None:
         # Before the trainer can have made a step, it has been given one batch at most.
-        starting = self._begun - len(self.moments) < 2
+        starting = self._begun - 1 - len(self.moments) < 2
         timeout = self._mark.timeout
         fresh = self._upstream.next(timeout if needed else _START_S if starting else 0.0)
         if fresh is None and needed:

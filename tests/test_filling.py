@@ -100,11 +100,27 @@ def test_an_upstream_that_keeps_up_is_never_repeated_nor_read_ahead(upstream: Up
     assert upstream.made <= 30 + 2
 
 
-def test_the_first_batches_wait_a_moment_for_an_upstream_that_keeps_up(upstream: Upstream) -> None:
-    upstream.allow(1000)
-    iterator = EchoIterator(numbers(upstream), ["number"])
-    first = [value for _ in range(2) for value in next(iterator)["number"].tolist()]
-    assert first == list(range(2 * SIZE))
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_the_batches_before_the_first_step_wait_for_fresh_samples(
+    upstream: Upstream, monkeypatch: pytest.MonkeyPatch, depth: int
+) -> None:
+    monkeypatch.setattr(filling, "_START_S", 60.0)
+    pipeline = numbers(upstream, prefetch_queue_depth=depth)
+    asked, take = 0, pipeline._ahead.next
+
+    def allow_and_take(timeout: float) -> Any:
+        nonlocal asked
+        asked += 1
+        upstream.allow(depth if asked == 1 else 1)
+        return take(timeout)
+
+    pipeline._ahead.next = allow_and_take
+    iterator = EchoIterator(pipeline, ["number"])
+    first = next(iterator)["number"].tolist()
+    assert asked == depth + 1
+    monkeypatch.setattr(filling, "_START_S", 0.0)
+    first += [value for _ in range(depth) for value in next(iterator)["number"].tolist()]
+    assert first == list(range((depth + 1) * SIZE))
 
 
 @pytest.mark.usefixtures("no_start")
@@ -272,6 +288,10 @@ def test_epochs_on_several_ranks_are_refused_and_steps_are_not(shards: Sequence[
     reader = {"num_shards": 2, "shard_id": 1}
     with pytest.raises(ValueError, match="another number of steps on each of 2 ranks.*leave reader_name out"):
         EchoIterator(_only_numbers(shards, reader, "sample"), ["before"], reader_name="train")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dali_echo.pytorch.ranks", lambda: (0, 3))
+        with pytest.raises(ValueError, match="on each of 3 ranks"):
+            EchoIterator(_only_numbers(shards, {}, "sample"), ["before"], reader_name="train")
     iterator = EchoIterator(_only_numbers(shards, reader, "sample"), ["before"])
     assert sum(1 for _ in zip(range(30), iterator, strict=False)) == 30
 
