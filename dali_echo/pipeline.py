@@ -387,6 +387,7 @@ def describe(pipeline: Pipeline) -> dict[str, Any]:
         "batch_size": pipeline.max_batch_size,
         "seed": pipeline.seed,
         "readers": pipeline.reader_meta(),
+        **{f"shards of {name!r}": what for name, what in vars(pipeline).get("_dali_echo_shards", {}).items()},
         "operators that read": _operators(pipeline),
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -142,9 +143,15 @@ def read(
         raise ValueError(
             'on_error="skip" needs `dali_echo.pipeline_def` instead of `nvidia.dali.pipeline_def`'
         )
+    counts = [shard.samples for shard in shards]
+    # Another list of shards of the same size would be another stream; where they lie does not matter.
+    vars(Pipeline.current()).setdefault("_dali_echo_shards", {})[name] = (
+        f"{len(counts)} (sizes {hashlib.sha256(repr(counts).encode()).hexdigest()[:8]}), shuffle={shuffle}, "
+        f"initial_fill={initial_fill}" + (f", streams={streams}" if streamed else "")
+    )
     if streamed:
         order = Order(
-            counts=[shard.samples for shard in shards],
+            counts=counts,
             reader=Reader(samples, num_shards, shard_id, pads=pad_last_batch, sticks=stick_to_shard),
             batch_size=Pipeline.current().max_batch_size,
             lanes=streams,

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from nvidia.dali import fn, pipeline_def, types
 
-from dali_echo import shards
+import dali_echo
+from dali_echo import echo, shards
+from dali_echo.pytorch import EchoIterator
 
 
 def pairs(jpeg, numbers):
@@ -290,3 +292,30 @@ def test_a_shard_that_changes_is_read_as_it_is_now(write_tar):
     assert numbers(path, count=2, shuffle=False) == [1, 23]
     path = write_tar("a.tar", [("x.jpg", b"x" * 5000), ("x.cls", b"5")])
     assert numbers(path, count=1, shuffle=False) == [5]
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"initial_fill": 7}, "initial_fill=7"),
+        ({"shuffle": False}, "shuffle=False"),
+        ({"files": "ba"}, "sizes"),
+    ],
+)
+def test_a_state_of_another_way_of_reading_is_refused(write_tar, jpeg, change, named):
+    files = {"a": write_tar("a.tar", pairs(jpeg, range(6))), "b": write_tar("b.tar", pairs(jpeg, range(10)))}
+
+    def iterate(files_in_order="ab", **options):
+        @dali_echo.pipeline_def(batch_size=4, num_threads=1, device_id=None, seed=1)
+        def definition():
+            paths = [files[name] for name in files_in_order]
+            return echo(shards.read(paths, "cls", name="train", **options))
+
+        return EchoIterator(definition(enable_checkpointing=True), ["label"], reader_name="train")
+
+    state = iterate().state_dict()
+    iterate().load_state_dict(state)
+    options = dict(change)
+    other = iterate(options.pop("files", "ab"), **options)
+    with pytest.raises(ValueError, match=f"shards of 'train'.*{named}"):
+        other.load_state_dict(state)
