@@ -55,14 +55,14 @@ def writes_into(nodes: Sequence[DataNode], ends: Sequence[Any]) -> list[bool]:
     written: set[int] = set()
     for operator in _upstream_of(ends, stand_ins)[0]:
         if _SIDE_EFFECTS.search(operator._op.schema.Name()) and not is_read_only(operator):
-            written |= _upstream_of(_inputs(operator), stand_ins)[1]
+            written |= _upstream_of(inputs_of(operator), stand_ins)[1]
     return [i in written for i in range(len(nodes))]
 
 
 def operators_of(joint: Joint | None, ends: Sequence[Any]) -> list[str]:
     """The types of the operators of the stage that begins with `joint` and has these ends, sorted."""
     stand_ins = {id(node.source): 0 for node in joint.outputs} if joint else {}
-    return sorted(_kind(operator) for operator in _upstream_of(ends, stand_ins)[0])
+    return sorted(kind_of(operator) for operator in _upstream_of(ends, stand_ins)[0])
 
 
 def image_decoders(ends: Sequence[Any]) -> list[tuple[str, Any]]:
@@ -100,7 +100,7 @@ def _refuse_bypass(
         kind = operator._op.schema.Name()
         earlier = stage_of.get(id(operator), stage) < stage
         random = operator._op.schema.HasRandomSeedArg() or _SIDE_EFFECTS.search(kind)
-        if _DATA_SOURCE.search(kind) or (earlier and random):
+        if reads_data(operator) or (earlier and random):
             raise ValueError(
                 f"a value from {_describe(operator)} reaches {end} without passing the mark {name!r}, so "
                 f"it would not belong to the samples replayed there: pass it through the same "
@@ -124,11 +124,11 @@ def _upstream_of(nodes: Iterable[Any], stand_ins: dict[int, int]) -> tuple[list[
             marks.add(stand_ins[id(operator)])
         elif id(operator) not in operators:
             operators[id(operator)] = operator
-            pending += [node.source for node in _inputs(operator)]
+            pending += [node.source for node in inputs_of(operator)]
     return list(operators.values()), marks
 
 
-def _inputs(operator: Any) -> list[DataNode]:
+def inputs_of(operator: Any) -> list[DataNode]:
     """All inputs of an operator; DALI keeps those of a set of inputs in a list of their own."""
     nodes: list[DataNode] = []
     for edge in operator.inputs:
@@ -136,11 +136,17 @@ def _inputs(operator: Any) -> list[DataNode]:
     return nodes
 
 
+def reads_data(operator: Any) -> bool:
+    """Whether data enters the pipeline through an operator: a reader or an external source."""
+    return bool(_DATA_SOURCE.search(operator._op.schema.Name()))
+
+
 def _describe(operator: Any) -> str:
     name = "" if operator.name.startswith("__") else f" {operator.name!r}"
-    return f"{_kind(operator)}{name} ({line_of(operator)})"
+    return f"{kind_of(operator)}{name} ({line_of(operator)})"
 
 
-def _kind(operator: Any) -> str:
+def kind_of(operator: Any) -> str:
+    """The type of an operator as it is written after `fn.`, such as "readers.Webdataset"."""
     kind: str = operator._op.schema.Name()
     return kind.replace("__", ".")

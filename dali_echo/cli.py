@@ -1,4 +1,4 @@
-"""Data echoing for NVIDIA DALI: plan where and how often to echo, and look after shards."""
+"""Data echoing for NVIDIA DALI: measure or plan where and how often to echo, and look after shards."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from rich.table import Table
 from dali_echo.commands import Json, print_json, usage
 from dali_echo.memory import parse_bytes
 from dali_echo.plan import Job, Plan, over_ranks
+from dali_echo.profile.cli import profile
 from dali_echo.shards.cli import app as shards
 
 if sys.version_info >= (3, 11):
@@ -25,6 +26,7 @@ else:
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
 app.add_typer(shards, name="shards")
+app.command()(profile)
 
 _KEYS = {field.name for field in fields(Job)} | {"bandwidth"}
 _SIZES = {key for key in _KEYS if key.endswith("_bytes")} | {"bandwidth"}

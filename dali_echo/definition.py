@@ -41,7 +41,7 @@ def pipeline_def(
 
         @functools.wraps(function)
         def factory(*args: Any, **kwargs: Any) -> Pipeline:
-            return _join(split(lambda: dali_factory(*args, **kwargs)))
+            return join(split(lambda: dali_factory(*args, **kwargs)))
 
         factory._is_pipeline_def = True  # type: ignore[attr-defined]  # as DALI marks its own
         return factory
@@ -49,8 +49,8 @@ def pipeline_def(
     return decorate(fn) if fn else decorate
 
 
-def _join(stages: list[Stage]) -> Pipeline:
-    """Chain the stages of a definition."""
+def join(stages: list[Stage]) -> Pipeline:
+    """Chain stages, each of which begins with the outputs of the one before it."""
     pipeline = stages[0].pipeline
     if stages[0].guards:
         ends = [node for stage in stages for node in (*stage.pipeline._graph_out, *stage.pipeline._sinks)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -35,6 +35,19 @@ class Joint:
     bad: DataNode | None = None
     """Which rows of the inputs are to be dropped, if any may be."""
 
+    def stand_in(self, names: Sequence[str]) -> None:
+        """Make the external sources, in the pipeline that is being defined."""
+        self.outputs = tuple(
+            fn.external_source(
+                source=_source(self, position),
+                batch_info=True,
+                no_copy=True,
+                device=node.device,
+                name=names[position],
+            )
+            for position, node in enumerate(self.inputs)
+        )
+
 
 @dataclass
 class Trace:
@@ -54,17 +67,12 @@ class Trace:
 
     def add(self, mark: Mark, inputs: tuple[DataNode, ...]) -> tuple[DataNode, ...]:
         """Note a mark, and return the nodes that its definition goes on with."""
+        left_out = _left_out.get()
+        if left_out is not None:
+            left_out.append(mark)
+            return inputs
         joint = Joint(mark, inputs, bad=None if self.joints else self.bad)
-        joint.outputs = tuple(
-            fn.external_source(
-                source=_source(joint, position),
-                batch_info=True,
-                no_copy=True,
-                device=node.device,
-                name=f"{mark.name}[{position}]",
-            )
-            for position, node in enumerate(inputs)
-        )
+        joint.stand_in([f"{mark.name}[{position}]" for position in range(len(inputs))])
         self.joints.append(joint)
         return joint.outputs
 
@@ -84,6 +92,20 @@ def current_trace() -> Trace | None:
     return _current.get()
 
 
+@contextlib.contextmanager
+def without_marks() -> Iterator[list[Mark]]:
+    """Let definitions run as if no mark were in them; gives those that are left out.
+
+    Guards behind readers do not act then, since it takes a mark to drop what they flag.
+    """
+    marks: list[Mark] = []
+    token = _left_out.set(marks)
+    try:
+        yield marks
+    finally:
+        _left_out.reset(token)
+
+
 def split(define: Callable[[], Pipeline]) -> list[Stage]:
     """Run a definition once for each of its stages, and keep in each run what belongs to that stage.
 
@@ -96,7 +118,8 @@ def split(define: Callable[[], Pipeline]) -> list[Stage]:
     """
     whole, trace = _trace(define)
     joints = trace.joints
-    if trace.bad is not None and not joints:
+    measured = _left_out.get() is not None
+    if trace.bad is not None and not joints and not measured:
         raise ValueError(
             'on_error="skip" leaves samples out at an echo mark, and the definition has none: add one after '
             "the decoder, as in `image, label = echo(image, label, factor=1)`"
@@ -119,7 +142,7 @@ def split(define: Callable[[], Pipeline]) -> list[Stage]:
         pipeline._sinks = [
             sink for sink, owner in zip(pipeline._sinks, owners, strict=True) if owner == number
         ]
-        joint, guards = (marks[number - 1], []) if number else (None, again.guards)
+        joint, guards = (marks[number - 1], []) if number else (None, [] if measured else again.guards)
         stages.append(Stage(pipeline, joint, trace.rank, guards))
     return stages
 
@@ -150,3 +173,4 @@ def _tracing() -> Iterator[Trace]:
 
 
 _current: ContextVar[Trace | None] = ContextVar("dali_echo_trace", default=None)
+_left_out: ContextVar[list[Mark] | None] = ContextVar("dali_echo_left_out", default=None)

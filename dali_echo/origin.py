@@ -10,11 +10,17 @@ from nvidia.dali import ops
 
 _here = str(Path(__file__).parent)
 _lines: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+_ours: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def line_of(operator: Any) -> str:
     """ "file:line" of the definition of an operator instance, or "an unknown line"."""
     return _lines.get(operator, "an unknown line")
+
+
+def made_here(operator: Any) -> bool:
+    """Whether this package defined an operator instance, such as what `shards.read` makes of labels."""
+    return operator in _ours
 
 
 def _remember(operator: Any, arguments: dict[str, Any]) -> None:
@@ -24,9 +30,12 @@ def _remember(operator: Any, arguments: dict[str, Any]) -> None:
         arguments.get("_origin_stack_lineno", ()),
         strict=True,
     )
+    filename = ""
     for filename, line in stack:
         if not filename.startswith(_here):
             _lines[operator] = f"{filename}:{line}"
+    if filename.startswith(_here):
+        _ours.add(operator)
 
 
 # DALI works out the line, also below AutoGraph, and writes it into the operator's specification, from which

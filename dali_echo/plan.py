@@ -17,16 +17,18 @@ samples, Nₑ = N₁ / (1 + v · (e - 1)).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 MARKS = ("read", "decode", "augment")
 _MAX_FACTOR = 8
 _LARGE_FACTOR = 4
 _LEAST_FACTOR = 1.1
-_BUFFER_BATCHES = 4  # what `echo` holds by default
+BUFFER_BATCHES = 4  # what `echo` holds by default
 # How many times greater a later mark's speed-up must be: its buffer takes more memory, and after
 # augment, repeats show the same view and are worth less than this model assumes.
-_CLEARLY = {"read": 1.0, "decode": 1.1, "augment": 2.0}
+_CLEARLY = {"read": 1.0, "decode": 1.1, "augment": 2.0, "batch": 2.0}
+_PLACES = {"batch": 'last of all, with unit="batch"'}
 
 
 @dataclass(frozen=True)
@@ -172,15 +174,24 @@ def plan(job: Job) -> Plan:
         step=job.step_ms / 1000,
     )
     options = [_option(job, work, mark) for mark in MARKS]
+    best = choose(options)
+    batch_s = batch_seconds(work, "read", 1)
+    without = _cost(job, batch_s, gain=1)
+    cost = _cost(job, best.batch_s, _gain(job, best.factor)) if best else without
+    if best is None:
+        advice = [_why_not(job, work, options)]
+    else:
+        advice = advise(work.bottleneck, best, job.batch_size, job.repeat_worth)
+    return Plan(job.ranks, work, batch_s, options, best, without, cost, advice)
+
+
+def choose(options: Sequence[Option]) -> Option | None:
+    """The best of the marks: a later one only if its speed-up is clearly greater than an earlier one's."""
     best = None
     for option in options:
         if option.factor > 1 and option.speed_up > (best.speed_up * _CLEARLY[option.mark] if best else 1):
             best = option
-    batch_s = batch_seconds(work, "read", 1)
-    without = _cost(job, batch_s, gain=1)
-    cost = _cost(job, best.batch_s, _gain(job, best.factor)) if best else without
-    advice = _advice(job, work, options, best)
-    return Plan(job.ranks, work, batch_s, options, best, without, cost, advice)
+    return best
 
 
 def over_ranks(job: Job, ranks: list[int]) -> list[Plan]:
@@ -214,7 +225,7 @@ def _option(job: Job, work: Work, mark: str) -> Option:
     t_up, t_down = max(work.read, before), max(after, work.step)
     ratio = t_up / t_down
     buffer, size = _buffer(job, mark)
-    factor = _round_down(min(ratio, _MAX_FACTOR)) if buffer >= job.batch_size else 1.0
+    factor = round_down(ratio) if buffer >= job.batch_size else 1.0
     if speed_up(job, work, mark, factor) <= 1:
         factor = 1.0
     return Option(
@@ -234,15 +245,16 @@ def _buffer(job: Job, mark: str) -> tuple[int, float | None]:
     sizes = {"read": job.encoded_bytes, "decode": job.decoded_bytes, "augment": job.augmented_bytes}
     size = sizes[mark]
     if job.memory_bytes is None or size is None:
-        return _BUFFER_BATCHES * job.batch_size, size
+        return BUFFER_BATCHES * job.batch_size, size
     fitting = int(job.memory_bytes // size)
     if job.dataset_samples is not None:
         fitting = min(fitting, math.ceil(job.dataset_samples / job.ranks))
     return fitting, size
 
 
-def _round_down(factor: float) -> float:
-    """To an integer from 2 on, else to a tenth."""
+def round_down(ratio: float) -> float:
+    """The factor for R: an integer from 2 on, else with a tenth; 8 at most."""
+    factor = min(ratio, _MAX_FACTOR)
     return float(math.floor(factor)) if factor >= 2 else max(1.0, math.floor(factor * 10) / 10)
 
 
@@ -254,14 +266,14 @@ def _cost(job: Job, batch_s: float, gain: float) -> Cost | None:
     return Cost(fresh / (job.batch_size * job.ranks) * batch_s / 3600, read)
 
 
-def _advice(job: Job, work: Work, options: list[Option], best: Option | None) -> list[str]:
-    if best is None:
-        return [_why_not(job, work, options)]
+def advise(bottleneck: str, best: Option, batch_size: int, repeat_worth: float = 1) -> list[str]:
+    """What to do, in words, with cautions."""
     advice = [
-        f"{work.bottleneck.capitalize()} is the bottleneck (R = {best.R:.1f}): set the mark after "
-        f"{best.mark}, with factor={best.factor:g} and shuffle_buffer={best.shuffle_buffer}{_memory(best)}."
+        f"{bottleneck.capitalize()} is the bottleneck (R = {best.R:.1f}): set the mark "
+        f"{_PLACES.get(best.mark, f'after {best.mark}')}, with factor={best.factor:g} and "
+        f"shuffle_buffer={best.shuffle_buffer}{_memory(best)}."
     ]
-    kind = "at most " if job.repeat_worth == 1 else ""
+    kind = "at most " if repeat_worth == 1 else ""
     advice.append(
         f"Training becomes {kind}{best.speed_up:.2f} times faster"
         + (": that much if a repeat is worth a fresh sample, and less as it is worth less." if kind else ".")
@@ -272,11 +284,11 @@ def _advice(job: Job, work: Work, options: list[Option], best: Option | None) ->
             "found the best e between 4 and 8 for a language model, and 3.25 times faster training at e = 5 "
             "where 5 was the limit. Start with 2 and raise it while the accuracy per hour improves."
         )
-    if best.mark == "augment":
+    if best.mark in ("augment", "batch"):
         advice.append("Repeats after augment show the same view, and are worth less than those before it.")
-    if best.shuffle_buffer < _BUFFER_BATCHES * job.batch_size:
+    if best.shuffle_buffer < BUFFER_BATCHES * batch_size:
         advice.append(
-            f"The buffer is small: repeats come within {best.shuffle_buffer / job.batch_size:.1f} batches of "
+            f"The buffer is small: repeats come within {best.shuffle_buffer / batch_size:.1f} batches of "
             "each other. More memory for it helps."
         )
     return advice

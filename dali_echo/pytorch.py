@@ -226,7 +226,7 @@ class _EchoedEpochs:
             self._pipeline.reset()
             self._scheduled = False
             raise
-        batch = {name: _to_torch(name, output) for name, output in zip(self._names, outputs, strict=True)}
+        batch = {name: to_torch(name, output) for name, output in zip(self._names, outputs, strict=True)}
         self._pipeline.release_outputs()
         try:
             if self._late is None:
@@ -308,7 +308,12 @@ class _FilledEpochs(_EchoedEpochs):
         self._epoch = self._pipeline.epoch
 
 
-def _to_torch(name: str, output: Any) -> torch.Tensor:
+def to_torch(name: str, output: Any) -> torch.Tensor:
+    """One output of a pipeline as a tensor of shape (batch, …) that shares its memory.
+
+    Raises:
+        ValueError: if its samples differ in shape.
+    """
     if not output.is_dense_tensor() and len({tuple(s) for s in output.shape()}) > 1:
         shapes = sorted({tuple(s) for s in output.shape()})
         raise ValueError(
