@@ -2,14 +2,19 @@
 
 DALI's decoders read an image's header first, and an image that fails there, in a batch of others, can crash
 the interpreter (DALI 2.4). nvImageCodec holds the parsers that DALI uses, so its answer is DALI's. An image
-that fails later only ends the pipeline; what is cheap to see of that makes it suspect.
+that fails later ends the pipeline, and now and then crashes as well: what may do so is suspect.
 """
 
 from __future__ import annotations
 
+import struct
+import zlib
+
 import numpy as np
 import numpy.typing as npt
 from nvidia import nvimgcodec
+
+from dali_echo.shards import jpeg
 
 MOST_PIXELS = 2 * 89_478_485
 """Of an image that is no decompression bomb: beyond it, Pillow refuses to open one."""
@@ -44,19 +49,34 @@ def refusal(image: Bytes, *, any_data: bool = False) -> str | None:
 
 
 def is_suspect(image: Bytes) -> bool:
-    """Whether the end of a JPEG or WebP image, of shape (bytes,), seems to be missing."""
+    """Whether an encoded image of shape (bytes,), which is not refused, had better be tried before it is decoded.
+
+    What is wrong with a JPEG or PNG is seen, and with a WebP if its length is. Other formats always are suspect.
+    """
+    view = memoryview(image)
     if image[0] == 0xFF:
-        end = b"\xff\xd9"
-        return end not in image[-64:].tobytes() and image.tobytes().rfind(end) < _start_of_scan(image)
-    if image[:4].tobytes() == b"RIFF":
-        return int.from_bytes(image[4:8].tobytes(), "little") + 8 > image.size
+        return not jpeg.is_sound(view)
+    if image[0] == 0x89:
+        return not _is_sound_png(view)
+    return image[:4].tobytes() != b"RIFF" or not _is_sound_webp(view)
+
+
+def _is_sound_png(image: memoryview) -> bool:
+    at = 8
+    while at + 12 <= len(image):
+        length, kind = struct.unpack_from(">I4s", image, at)
+        end = at + 8 + length
+        if image[end : end + 4] != zlib.crc32(image[at + 4 : end]).to_bytes(4, "big"):
+            return False
+        if kind == b"IEND":
+            return True
+        at = end + 4
     return False
 
 
-def _start_of_scan(image: Bytes) -> int:
-    """Where a JPEG's compressed data begins: a thumbnail in its header has an end marker too."""
-    at = 2
-    while at + 4 <= image.size and image[at + 1] != 0xDA:
-        fill = image[at + 1] == 0xFF
-        at += 1 if fill else 2 + int.from_bytes(image[at + 2 : at + 4].tobytes(), "big")
-    return at
+def _is_sound_webp(image: memoryview) -> bool:
+    at = 12
+    while at + 8 <= len(image):
+        (length,) = struct.unpack_from("<I", image, at + 4)
+        at += 8 + length + length % 2
+    return at == len(image) == 8 + struct.unpack_from("<I", image, 4)[0]
