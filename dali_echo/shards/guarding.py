@@ -89,7 +89,8 @@ class Guard:
 
     def culprit(self) -> str | None:
         """Which sample of the latest batches does not decode, and why, if it is in a local shard."""
-        for origin, size in (image for batch in self._recent for image in batch):
+        recent = list(self._recent)  # DALI may still read ahead
+        for origin, size in (image for batch in recent for image in batch):
             shard, offset, _ = _parts(origin)
             with contextlib.suppress(OSError), open(shard, "rb") as file:
                 file.seek(offset)

@@ -1,12 +1,13 @@
 """Whether the structure of a JPEG holds, seen without decoding it.
 
-Rules and names of segments are those of ITU-T T.81, annex B, as far as libjpeg, which DALI uses, ends at what breaks
-them. Photos share most of their tables, so what a segment says is remembered by its bytes.
+The rules are those of ITU-T T.81, annex B, that libjpeg, which DALI uses, insists on. Photos share many of
+their tables, so what a segment says is remembered by its bytes.
 """
 
 from __future__ import annotations
 
 import functools
+import operator
 import re
 from typing import NamedTuple
 
@@ -16,13 +17,16 @@ _FREE = frozenset({*range(0xE0, 0xF0), 0xFE})  # APPn, COM
 _END = b"\xff\xd9"
 _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]", re.DOTALL)
 
+# A code of n bits takes 2 ** -n of the space of codes, in which there is room for one more, of ones alone.
+_SPACE = 1 << 16
+_SHARES = [_SPACE >> bits for bits in range(1, 17)]
 _MOST_BLOCKS = 10  # of a unit in a scan of several components
 
 Tables = frozenset[int]
 
 
 class _Frame(NamedTuple):
-    blocks: dict[int, int]  # by component, how many it has in a unit
+    blocks: tuple[tuple[int, int], ...]  # each component, and how many it has in a unit
     quantization: Tables
 
 
@@ -32,7 +36,7 @@ class _Scan(NamedTuple):
 
 
 def is_sound(image: memoryview) -> bool:
-    """Whether the segments of a JPEG, of shape (bytes,), hold what they must, and its last scan has an end."""
+    """Whether the segments of a JPEG, of shape (bytes,), hold what they must, up to its end marker."""
     try:
         return _walk(image)
     except IndexError:  # it ends in a segment
@@ -74,7 +78,7 @@ def _walk(image: memoryview) -> bool:
         elif marker == _SOS:
             if frame is None or not frame.quantization <= quantization:
                 return False
-            scan = _scan(body, tuple(frame.blocks.items()), progressive)
+            scan = _scan(body, frame.blocks, progressive)
             if scan is None or not scan.tables <= huffman:
                 return False
             scanned = True
@@ -109,11 +113,9 @@ def _huffman_tables(body: bytes) -> Tables | None:
         table, counts = body[at], body[at + 1 : at + 17]
         symbols = body[at + 17 : at + 17 + sum(counts)]
         at += 17 + sum(counts)
-        # Codes of n bits each take 2 ** -n of the space; the code of ones alone is not used.
-        space = sum(count << 16 - bits for bits, count in enumerate(counts, 1))
-        if table & ~0x13 or len(symbols) > 256 or space >= 1 << 16:
+        if table & ~0x13 or len(symbols) > 256 or sum(map(operator.mul, counts, _SHARES)) >= _SPACE:
             return None
-        if table < 0x10 and any(symbol > 15 for symbol in symbols):
+        if table < 0x10 and max(symbols, default=0) > 15:
             return None
         tables.add(table)
     return frozenset(tables) if at == len(body) else None
@@ -132,20 +134,19 @@ def _frame(precision: int, body: bytes) -> _Frame | None:
             return None
     if len(set(components)) < count:
         return None
-    blocks = {component: h * v for component, (h, v) in zip(components, factors, strict=True)}
-    return _Frame(blocks, frozenset(quantization))
+    blocks = [h * v for h, v in factors]
+    return _Frame(tuple(zip(components, blocks, strict=True)), frozenset(quantization))
 
 
 @functools.lru_cache(256)
-def _scan(body: bytes, frame: tuple[tuple[int, int], ...], progressive: bool) -> _Scan | None:
+def _scan(body: bytes, blocks: tuple[tuple[int, int], ...], progressive: bool) -> _Scan | None:
     count = body[0]
     if len(body) != 4 + 2 * count:
         return None
     components, tables = body[1:-3:2], body[2:-3:2]
     first, last, (high, low) = body[-3], body[-2], divmod(body[-1], 16)
-    blocks = [dict(frame).get(component, 99) for component in components]
-    most = _MOST_BLOCKS if count > 1 else 16
-    if not 0 < count == len(set(components)) or sum(blocks) > most:
+    of_scan = [number for component, number in blocks if component in components]
+    if not 0 < count == len(set(components)) == len(of_scan) or (count > 1 and sum(of_scan) > _MOST_BLOCKS):
         return None
     dc, ac = {table >> 4 for table in tables}, {0x10 | table & 15 for table in tables}
     if not progressive:

@@ -49,11 +49,11 @@ def refusal(image: Bytes, *, any_data: bool = False) -> str | None:
 
 
 def is_suspect(image: Bytes) -> bool:
-    """Whether an encoded image of shape (bytes,), which is not refused, had better be tried before it is decoded.
+    """Whether an image that is not refused, encoded, of shape (bytes,), is to be tried before it is decoded.
 
-    What is wrong with a JPEG or PNG is seen, and with a WebP if its length is. Other formats always are suspect.
+    A JPEG or PNG is if its structure is damaged, a WebP if its length is wrong, and any other always.
     """
-    view = memoryview(image)
+    view = image.data
     if image[0] == 0xFF:
         return not jpeg.is_sound(view)
     if image[0] == 0x89:
@@ -79,4 +79,4 @@ def _is_sound_webp(image: memoryview) -> bool:
     while at + 8 <= len(image):
         (length,) = struct.unpack_from("<I", image, at + 4)
         at += 8 + length + length % 2
-    return at == len(image) == 8 + struct.unpack_from("<I", image, 4)[0]
+    return at == len(image) == 8 + int.from_bytes(image[4:8], "little")
