@@ -410,12 +410,16 @@ def test_what_cannot_stand_beside_it_is_refused(marks: Sequence[Any], message: s
         numbers(Upstream(), *({"factor": factor} for factor in marks))
 
 
+@pytest.mark.usefixtures("no_start")
 def test_the_seed_decides_which_samples_are_repeated_together() -> None:
     streams = []
-    for seed in (1, 2):
-        pipeline = numbers(Upstream(4), {**FILL, "seed": seed, "shuffle_buffer": 4 * SIZE})
+    for seed in (1, 2, 1):
+        source = Upstream(4)
+        pipeline = numbers(source, {**FILL, "seed": seed, "shuffle_buffer": 4 * SIZE})
         fast(pipeline, 4)
         streams.append([draw(pipeline) for _ in range(6)])
+        source.allow(1000)
+    assert streams[0] == streams[2]
     assert streams[0] != streams[1]
 
 
