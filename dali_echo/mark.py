@@ -16,6 +16,8 @@ from dali_echo.factor import Factor, parse_factor
 from dali_echo.memory import parse_bytes
 
 Unit = Literal["sample", "batch"]
+MAX_FACTOR = 8
+TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True)
@@ -39,8 +41,8 @@ def echo(
     unit: Unit = "sample",
     shuffle_buffer: int | None = None,
     memory_limit: int | str | None = None,
-    max_factor: float = 8,
-    timeout: float = 300.0,
+    max_factor: float = MAX_FACTOR,
+    timeout: float = TIMEOUT_S,
     seed: int | None = None,
     name: str | None = None,
 ) -> Any:
@@ -70,9 +72,9 @@ def echo(
             of its own, by a copy: otherwise it keeps the whole upstream batch that it came in. A batch that
             is being taken from the upstream comes on top.
         max_factor: the highest value that "auto" takes, and the most uses of an item with "fill", in whole
-            uses; at least 1. A factor that is a number or a schedule is not limited by it.
+            uses; at least 1. With a number or a schedule it would limit nothing, and is refused.
         timeout: seconds that "fill" waits for a fresh item, when too few live ones have uses left for a
-            batch, before it raises; positive. With another factor the wait has no end.
+            batch, before it raises; positive. With another factor the wait has no end, and it is refused.
         seed: of the order of the replay. By default it follows from the pipeline's seed.
         name: of the mark, in statistics and messages; "echo0", "echo1", … by default.
 
@@ -109,6 +111,7 @@ def echo(
         timeout=_check_timeout(timeout),
         seed=_check_seed(seed),
     )
+    _check_has_effect(mark)
     outputs = trace.add(mark, nodes)
     return outputs[0] if len(outputs) == 1 else outputs
 
@@ -181,6 +184,21 @@ def _check_timeout(value: Any) -> float:
             f"the longest time without a fresh sample that is no fault, such as 300.0"
         )
     return float(value)
+
+
+def _check_has_effect(mark: Mark) -> None:
+    factor = mark.factor
+    kind = "a schedule" if callable(factor.value) else repr(factor.value)
+    if mark.max_factor != MAX_FACTOR and not (factor.measured or factor.fills):
+        raise ValueError(
+            f"max_factor = {mark.max_factor:g} limits nothing with factor = {kind}: leave it out, or give "
+            f'factor="auto" or factor="fill"'
+        )
+    if mark.timeout != TIMEOUT_S and not factor.fills:
+        raise ValueError(
+            f"timeout = {mark.timeout:g} ends no wait with factor = {kind}: leave it out, or give "
+            f'factor="fill"'
+        )
 
 
 def _check_seed(seed: Any) -> int | None:

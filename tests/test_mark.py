@@ -39,6 +39,10 @@ def make(body: Any, **kwargs: Any) -> Any:
         ({"timeout": float("nan")}, ValueError, r"timeout = nan must be positive"),
         ({"timeout": float("inf")}, ValueError, r"timeout = inf must be positive, and at most \d+ seconds"),
         ({"timeout": None}, TypeError, r"timeout = None must be a number of seconds, such as 300.0"),
+        ({"max_factor": 4}, ValueError, r"max_factor = 4 limits nothing with factor = 2.0: leave it out, or"),
+        ({"max_factor": 4, "factor": lambda epoch: 2}, ValueError, r"max_factor = 4 .* factor = a schedule"),
+        ({"timeout": 9}, ValueError, r"timeout = 9 ends no wait with factor = 2.0: leave it out, or give"),
+        ({"timeout": 9, "factor": "auto"}, ValueError, r"timeout = 9 ends no wait with factor = 'auto'"),
         ({"name": ""}, TypeError, r"name = '' must be a string"),
     ],
 )
@@ -47,6 +51,18 @@ def test_an_argument_that_cannot_be_is_named(
 ) -> None:
     with pytest.raises(error, match=message):
         make(lambda: echo(image(), **arguments))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"max_factor": 8, "timeout": 300},
+        {"factor": "auto", "max_factor": 4, "timeout": 300.0},
+        {"factor": "fill", "max_factor": 4, "timeout": 9},
+    ],
+)
+def test_defaults_may_be_given_with_any_factor(arguments: dict[str, Any]) -> None:
+    make(lambda: echo(image(), **arguments))
 
 
 @pytest.mark.parametrize(
