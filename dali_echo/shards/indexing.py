@@ -171,6 +171,8 @@ def _text(found: Iterable[Sample]) -> bytes:
 
 def escape(name: str) -> str:
     """Percent-encode white space, which separates the fields of an index, and the sign itself."""
+    if name.isprintable() and " " not in name and "%" not in name:  # quicker than a search
+        return name
     return _SEPARATOR.sub(lambda match: "".join(f"%{byte:02X}" for byte in match[0].encode()), name)
 
 

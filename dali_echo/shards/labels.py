@@ -11,7 +11,7 @@ from nvidia.dali.data_node import DataNode
 
 # What WebDataset documents as decoded to an integer.
 _EXTENSIONS = frozenset({"class", "cls", "cls2", "count", "id", "index", "inx"})
-_INT64 = np.iinfo(np.int64)
+_LEAST, _GREATEST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 LONGEST = 4096  # bytes
 
 
@@ -29,7 +29,7 @@ def parse(text: bytes) -> int:
     if len(text) > LONGEST:
         raise ValueError(f"{len(text)} bytes are too many for a label (at most {LONGEST})")
     number = int(text)
-    if not _INT64.min <= number <= _INT64.max:
+    if not _LEAST <= number <= _GREATEST:
         raise ValueError(f"{text!r} is beyond the range of int64")
     return number
 

@@ -18,6 +18,7 @@ _FILE = b"0\x007"
 _WITHOUT_DATA = b"123456"  # links, devices, folders, pipes
 _ABOUT_THE_NEXT = b"xgXLK"  # PAX records; GNU long names
 _SPARSE = {b"GNU.sparse." + key for key in (b"major", b"name", b"realsize", b"size", b"numblocks", b"map")}
+_MATTERS = {b"path", b"size", *_SPARSE}  # of PAX records
 _PAX_RECORD = re.compile(rb"(\d{1,10}) ([^=\n]+)=")
 
 Damage = Literal["not a tar", "truncated", "bad header", "concatenated", "trailing data", "sparse"]
@@ -54,18 +55,19 @@ def members(file: BinaryIO) -> Iterator[Member]:
         raise DamagedTarError("not a tar", "the file is empty")
     common: dict[bytes, bytes] = {}  # PAX records for all members to come,
     records: dict[bytes, bytes] = {}  # and those for the next one
-    position, at = 0, -1  # of the next header, and of `file`
+    position = 0  # of the next header
+    block = b""  # that header, where it is read already
     while position < end:
-        if at != position:
+        if not block:
             file.seek(position)
-        at = position + _BLOCK
-        block = file.read(_BLOCK)
+            block = file.read(_BLOCK)
         if block == _ZEROS:
             return _check_tail(file, position)
         size, kind, start = _size(block, position), block[156], position + _BLOCK
         if kind in _ABOUT_THE_NEXT:
-            position = _after(start, size, end, f"the header at byte {position}")
-            body, at = file.read(position - start)[:size], position
+            position = _after(start, size, end, position)
+            data = file.read(position - start + _BLOCK)  # one read for what is said and the next header
+            body, block = data[:size], data[position - start :]
             if kind in b"xX":
                 _read_pax(body, start, records)
             elif kind in b"g":
@@ -76,10 +78,9 @@ def members(file: BinaryIO) -> Iterator[Member]:
         name = block[:100].partition(b"\0")[0]
         if block[345] and block[257:263] == b"ustar\0":
             name = block[345:500].partition(b"\0")[0] + b"/" + name
-        sparse = False
+        block, sparse = b"", False
         if common or records:
-            if common:
-                records = {**common, **records}
+            records = {**common, **records}
             name = records.get(b"path", name)
             if b"size" in records:
                 size = _decimal(records[b"size"], position)
@@ -89,7 +90,7 @@ def members(file: BinaryIO) -> Iterator[Member]:
         if sparse or kind in b"S":
             raise DamagedTarError("sparse", f"member {text!r} is stored as a sparse file")
         folder = kind in _WITHOUT_DATA or text.endswith("/")
-        position = start if folder else _after(start, size, end, f"member {text!r}")
+        position = start if folder else _after(start, size, end, text)
         yield Member(text, start, size, kind in _FILE and not folder)
 
 
@@ -150,11 +151,12 @@ def _check_sum(block: bytes) -> None:
         raise ValueError
 
 
-def _after(start: int, size: int, end: int, what: str) -> int:
-    """Where the header after `size` bytes of data stands."""
+def _after(start: int, size: int, end: int, what: str | int) -> int:
+    """Where the header after `size` bytes of data of a member, or of the header at a byte, stands."""
     position = start + (size + _BLOCK - 1) // _BLOCK * _BLOCK
     if position > end:
-        raise DamagedTarError("truncated", f"unexpected end of data at byte {end}, in {what}")
+        where = f"member {what!r}" if isinstance(what, str) else f"the header at byte {what}"
+        raise DamagedTarError("truncated", f"unexpected end of data at byte {end}, in {where}")
     return position
 
 
@@ -165,7 +167,9 @@ def _read_pax(body: bytes, start: int, into: dict[bytes, bytes]) -> None:
         after = at + int(match[1]) if match else 0
         if match is None or after < match.end() or body[after - 1 : after] != b"\n":
             raise DamagedTarError("bad header", f"no PAX record at byte {start + at}")
-        into[match[2]] = body[match.end() : after - 1]
+        key = match[2]
+        if key in _MATTERS:
+            into[key] = body[match.end() : after - 1]
         at = after
 
 

@@ -33,6 +33,9 @@ def archives(draw):
         for name in ["first", *draw(st.lists(NAMES, max_size=5))]:
             info = tarfile.TarInfo(name)
             info.type = draw(KINDS)
+            if info.type == tarfile.AREGTYPE and len(name.encode()) > 100:
+                # If the name is cut behind a "/", tarfile takes this for a folder; GNU tar does not.
+                info.type = tarfile.REGTYPE
             info.mtime = draw(st.sampled_from([0, 1.5]))
             info.linkname = draw(NAMES) if info.issym() else ""
             data = draw(st.binary(max_size=1200)) if info.isreg() else b""
@@ -180,6 +183,16 @@ def test_kinds_of_damage(raw, kind):
     with pytest.raises(DamagedTarError) as error:
         list(members(io.BytesIO(raw)))
     assert error.value.kind == kind
+
+
+@pytest.mark.parametrize("format", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_a_long_name_that_a_header_cuts_behind_a_slash_is_no_folder(format):
+    raw = io.BytesIO()
+    info = tarfile.TarInfo(f"{'a' * 99}/b.jpg")
+    info.type, info.size = tarfile.AREGTYPE, 1
+    with tarfile.open(fileobj=raw, mode="w", format=format) as tar:
+        tar.addfile(info, io.BytesIO(b"J"))
+    assert list(members(raw)) == [Member(info.name, raw.getvalue().index(b"J\0\0"), 1, True)]
 
 
 def test_an_end_far_behind():
