@@ -50,12 +50,12 @@ class EchoBuffer:
         self.drawn = 0
         self._last_intake = -1
         # One row per live item, in the order of arrival.
-        self._item = np.empty(0, np.int64)
-        self._left = np.empty(0, np.int64)
-        self._used = np.empty(0, np.int64)
-        self._arrival = np.empty(0, np.int64)
-        self._stretch = np.empty(0, np.int64)
-        self._due = np.empty(0, np.float64)
+        self._item: NDArray[np.int64] = np.empty(0, np.int64)
+        self._left: NDArray[np.int64] = np.empty(0, np.int64)
+        self._used: NDArray[np.int64] = np.empty(0, np.int64)
+        self._arrival: NDArray[np.int64] = np.empty(0, np.int64)
+        self._stretch: NDArray[np.int64] = np.empty(0, np.int64)
+        self._due: NDArray[np.float64] = np.empty(0, np.float64)
 
     @property
     def live(self) -> int:

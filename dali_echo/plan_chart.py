@@ -51,13 +51,13 @@ def _draw_work(axes: Axes, plan: Plan) -> None:
     }
     axes.barh(list(work), plan.batch_s * 1000, color=_IDLE, label="idle")
     colours = iter(_COLOURS)
-    for resource, stages in work.items():
+    for row, (resource, stages) in enumerate(work.items()):
         start = 0.0
         for stage, seconds in stages:
             axes.barh(resource, seconds * 1000, left=start * 1000, color=next(colours), label=stage)
             start += seconds
         text = f"busy {start / plan.batch_s:.0%}"
-        axes.annotate(text, (0, resource), xytext=(6, 0), textcoords="offset points", va="center")
+        axes.annotate(text, (0, row), xytext=(6, 0), textcoords="offset points", va="center")
     axes.invert_yaxis()
     axes.set_xlabel("ms per batch, without echo")
     axes.set_title(f"{plan.ranks:,} rank{'s' * (plan.ranks > 1)}: {plan.work.bottleneck} is the bottleneck")

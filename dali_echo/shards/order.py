@@ -83,7 +83,7 @@ class Order:
         shard, lane = np.repeat(shards, counts), np.repeat(lanes, counts)
         within = np.arange(len(shard)) - np.repeat(np.cumsum(counts) - counts, counts)
         sample, turn = np.repeat(firsts, counts) + within, np.repeat(starts, counts) + within
-        given = np.arange(len(shard))
+        given: NDArray[np.int64] = np.arange(len(shard))
         if self.window:
             read = np.lexsort((lane, turn))
             shard, sample, lane = shard[read], sample[read], lane[read]
@@ -96,7 +96,7 @@ class Order:
     def _pieces(self, epoch: int) -> tuple[NDArray[np.int64], ...]:
         """The shards that the part of this epoch lies in: number, first sample and samples."""
         reader = self.reader
-        order = np.arange(len(self.counts))
+        order: NDArray[np.int64] = np.arange(len(self.counts))
         if self.window and not reader.sticks:
             order = np.random.default_rng([_SHARD_ORDER, epoch]).permutation(len(order))
         part = reader.shard_at(epoch)
