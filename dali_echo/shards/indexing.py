@@ -106,7 +106,10 @@ def _of(shard: Path, file: Path, known: Summary) -> ShardIndex:
 
 @contextlib.contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Spare the collector from walking over samples as they grow in number: a third of the time."""
+    """Spare the collector from walking over samples as they grow in number.
+
+    100,000 USTAR members take 0.71 to 0.91 s instead of 0.96 to 1.04 s (n = 5).
+    """
     enabled = gc.isenabled()
     gc.disable()
     try:
