@@ -97,6 +97,7 @@ def test_findings_end_with_1(shard):
     assert code == 1
     assert f"image: {shard}: sample 'dog/[9]' 'png': DALI does not decode it" in out
     assert "'dog/[10]'" not in out
+    assert "image: … and 2 more\n" in out
     assert "The first 10 of each are listed" in out
 
 

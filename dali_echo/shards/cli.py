@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import track
+from rich.progress import Progress, track
 from rich.table import Table
 
 from dali_echo.commands import Json, finish, print_json, usage
@@ -74,8 +74,13 @@ def verify(
 
     Exits with 1 if there is anything.
     """
-    with usage():
-        findings = verifying.verify(shards, ext, decode=decode, track=_track)
+    with usage(), Progress(console=Console(stderr=True), transient=True) as bars:
+        tasks = {what: bars.add_task(what, total=1, visible=False) for what in ("Counting", "Verifying")}
+
+        def progress(what: str, fraction: float) -> None:
+            bars.update(tasks[what], completed=fraction, visible=True)
+
+        findings = verifying.verify(shards, ext, decode=decode, progress=progress)
     if json:
         print_json({"findings": findings})
     else:
@@ -96,6 +101,9 @@ def _print_findings(findings: Sequence[verifying.Finding]) -> None:
             key = "" if finding.key is None else f" sample {finding.key!r}"
             text = f"{finding.problem}: {finding.shard}:{key} {finding.detail}"
             console.print(text, markup=False, soft_wrap=True)
+    for problem, count in counts.most_common():
+        if count > _SHOWN:
+            console.print(f"{problem}: … and {count - _SHOWN:,} more")
     table = Table("problem", "times")
     for problem, count in counts.most_common():
         table.add_row(problem, f"{count:,}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -16,9 +16,10 @@ from PIL import Image, ImageDraw, ImageOps
 from dali_echo.shards import labels
 from dali_echo.shards.decoding import is_image
 from dali_echo.shards.locating import local_paths
-from dali_echo.shards.verifying import Track, content
+from dali_echo.shards.verifying import content
 from dali_echo.shards.walking import samples
 
+Track = Callable[[Sequence[Path], str], Iterable[Path]]
 _T = TypeVar("_T")
 _COLUMNS, _ROWS, _TILE, _CAPTION = 8, 6, 128, 14
 

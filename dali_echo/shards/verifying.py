@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,10 +15,11 @@ from dali_echo.shards import labels
 from dali_echo.shards.decoding import Decoder, is_image
 from dali_echo.shards.locating import local_paths
 from dali_echo.shards.reading import alternatives
-from dali_echo.shards.tar import DamagedTarError, members
+from dali_echo.shards.tar import DamagedTarError, Member, members
 from dali_echo.shards.walking import REMEDIES, Component, Sample, group
 
-Track = Callable[[Sequence[Path], str], Iterable[Path]]
+Progress = Callable[[str, float], None]
+_EVERY = 1000  # members: how often progress is told of
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ def verify(
     ext: Sequence[str] | None = None,
     *,
     decode: bool = False,
-    track: Track = lambda paths, _: paths,
+    progress: Progress = lambda what, fraction: None,
 ) -> list[Finding]:
     """Look for what would end a run, or give it wrong samples.
 
@@ -55,8 +57,8 @@ def verify(
         ext: the components that every sample must have, as in `read`. By default those that the
             samples have most often.
         decode: whether to decode every image with DALI's CPU decoder.
-        track: called with the shards and what is done to them; gives them one by one, for a
-            progress bar.
+        progress: called now and then with "Counting", and later "Verifying", and the fraction of all
+            bytes that is behind, for a progress bar.
 
     Raises:
         FileNotFoundError: a shard does not exist.
@@ -66,9 +68,9 @@ def verify(
     wanted = None if ext is None else [alternatives(entry) for entry in ext]
     layouts: Counter[frozenset[str]] = Counter()
     counts: list[int] = []
-    for shard in track(shards, "Counting"):
+    for shard, reached in _with_progress(shards, "Counting", progress):
         with suppress(OSError), shard.open("rb") as file:
-            found, damage = _walk(shard, file)
+            found, damage = _walk(shard, file, reached)
             layouts.update(frozenset(sample.components) for sample in found)
             if not damage:
                 counts.append(len(found))
@@ -77,27 +79,51 @@ def verify(
         wanted = [[extension] for extension in sorted(usual)]
     decoder = Decoder() if decode else None
     findings: list[Finding] = []
-    for shard in track(shards, "Verifying"):
+    for shard, reached in _with_progress(shards, "Verifying", progress):
         try:
             with shard.open("rb") as file:
-                found, damage = _walk(shard, file)
+                found, damage = _walk(shard, file, reached if decoder is None else None)
                 findings += damage
                 if not damage and counts:
                     findings += _near_empty(shard, len(found), statistics.median(counts))
                 findings += _components(shard, found, wanted)
                 findings += _labels(shard, found, file)
                 if decoder is not None:
-                    findings += _images(shard, found, file, decoder)
+                    findings += _images(shard, found, file, decoder, reached)
         except OSError as error:
             detail = f"{error.strerror}. Check the rights, the disk and the mount"
             findings.append(Finding(shard, None, "unreadable", detail))
     return findings
 
 
-def _walk(shard: Path, file: BinaryIO) -> tuple[list[Sample], list[Finding]]:
+def _with_progress(
+    shards: Sequence[Path], what: str, progress: Progress
+) -> Iterator[tuple[Path, Callable[[int], None]]]:
+    """Give each shard, and what to call with the bytes of it that are behind."""
+    sizes = [os.path.getsize(shard) for shard in shards]
+    total, before = max(sum(sizes), 1), 0
+    for shard, size in zip(shards, sizes, strict=True):
+
+        def reached(at: int, before: int = before) -> None:
+            progress(what, (before + at) / total)
+
+        yield shard, reached
+        before += size
+        progress(what, before / total)
+
+
+def _walk(
+    shard: Path, file: BinaryIO, reached: Callable[[int], None] | None
+) -> tuple[list[Sample], list[Finding]]:
+    def walked() -> Iterator[Member]:
+        for i, member in enumerate(members(file)):
+            if reached is not None and i % _EVERY == 0:
+                reached(member.offset)
+            yield member
+
     found: list[Sample] = []
     try:
-        group(members(file), found)
+        group(walked(), found)
     except DamagedTarError as error:
         key = found[-1].key if found else None
         after = f", after sample {key!r}" if found else ""
@@ -161,9 +187,12 @@ def _labels(shard: Path, found: list[Sample], file: BinaryIO) -> Iterator[Findin
                     )
 
 
-def _images(shard: Path, found: list[Sample], file: BinaryIO, decoder: Decoder) -> Iterator[Finding]:
+def _images(
+    shard: Path, found: list[Sample], file: BinaryIO, decoder: Decoder, reached: Callable[[int], None]
+) -> Iterator[Finding]:
     for sample in found:
         for extension, part in sample.components.items():
+            reached(part.offset)
             complaint = decoder.complaint(content(file, part)) if is_image(extension) else None
             if complaint is not None:
                 yield Finding(shard, sample.key, "image", f"{extension!r}: {complaint}")

@@ -124,14 +124,15 @@ def test_images(write_tar, jpeg):
     assert problems(path, decode=True) == [("a.tar", key, "image") for key in ("3", "64", "99")]
 
 
-def test_every_shard_passes_through_track(write_tar):
-    paths = [write_tar(f"{i}.tar", pairs("a")) for i in range(2)]
-    seen = []
-
-    def track(shards, what):
-        for shard in shards:
-            seen.append((what, shard.name))
-            yield shard
-
-    shards.verify(paths, track=track)
-    assert seen == [(what, f"{i}.tar") for what in ("Counting", "Verifying") for i in range(2)]
+@pytest.mark.parametrize("decode", [False, True])
+def test_progress_moves_within_a_shard(write_tar, jpeg, decode):
+    paths = [write_tar(f"{i}.tar", [(f"{k}.jpg", jpeg(k)) for k in range(1001)]) for i in range(2)]
+    seen = {"Counting": [], "Verifying": []}
+    shards.verify(paths, decode=decode, progress=lambda what, fraction: seen[what].append(fraction))
+    for fractions in seen.values():
+        assert fractions == sorted(fractions)
+        assert fractions[-1] == 1
+        assert 0 < fractions[0] < 0.01
+    for low, high in ((0.4, 0.5), (0.9, 1)):  # inside either shard
+        assert any(low < fraction < high for fraction in seen["Counting"])
+        assert any(low < fraction < high for fraction in seen["Verifying"])
