@@ -126,7 +126,7 @@ def kept(factor: float, ratio: float, margin: float = 0.03) -> bool:
     return KEPT[0] - margin < ratio / factor < KEPT[1] + margin
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12, derandomize=True)
 @given(
     before=st.floats(1.3, 7.5),
     after=st.floats(1.3, 7.5),
@@ -145,9 +145,8 @@ def test_the_factor_follows_within_two_windows_and_the_trainer_hardly_waits(
         # The first window holds the change, if only at its beginning; the two after it follow.
         assert all(kept(w.factor, ratio, 0.03 + size / 4) for w in windows[3:]), (ratio, windows)
         settled = windows[5:]
-        assert sum(w.waited for w in settled) < 0.05 * sum(w.seconds for w in settled) * (1 + 2 * size), (
-            windows
-        )
+        # Noise of 10 % moves the factor within what hysteresis allows, and costs up to half as much again.
+        assert sum(w.waited for w in settled) < (0.05 + size / 4) * sum(w.seconds for w in settled), windows
         assert virtual.planned == virtual.drawn + virtual.buffer.remaining
 
 

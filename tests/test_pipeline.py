@@ -391,6 +391,7 @@ def interrupt(*_):
     raise KeyboardInterrupt
 
 signal.signal(signal.SIGALRM, interrupt)
+signal.signal(signal.SIGINT, interrupt)  # a background job starts with it ignored
 pipeline = stuck()
 for _ in range(3):
     pipeline.run()
