@@ -21,6 +21,7 @@ from typing import Annotated, Any, NamedTuple
 
 import nvidia.dali.fn as fn
 import typer
+from echo_law import augment
 from nvidia.dali import types
 from nvidia.dali.pipeline import Pipeline
 from rich.box import SIMPLE_HEAD
@@ -47,16 +48,7 @@ def training(urls: list[str], size: int, after: str | None = None, factor: float
     jpeg, label = mark("read", *shards.read(urls, ext=["jpg", "cls"], name="train"))
     image = fn.decoders.image(jpeg, device="cpu", output_type=types.RGB)
     image, label = mark("decode", image, label)
-    image = fn.random_resized_crop(image, size=[size, size], device="cpu")
-    image = fn.crop_mirror_normalize(
-        image,
-        dtype=types.FLOAT,
-        output_layout="CHW",
-        mirror=fn.random.coin_flip(),
-        mean=[123.7, 116.3, 103.5],
-        std=[58.4, 57.1, 57.4],
-    )
-    return mark("augment", image, label)
+    return mark("augment", augment(image, size), label)
 
 
 def main(

@@ -124,7 +124,7 @@ class _Fetched:
         self._failed: dict[int, BaseException] = {}
         # Places count on from epoch to epoch; `_taken` is how many are given out.
         self._epochs: dict[int, tuple[int, Epoch]] = {}
-        self._base, self._epoch, self._given = 0, epoch, self.first_given
+        self._epoch, self._given = epoch, self.first_given
         self._planning = threading.Lock()
 
     def epoch(self, number: int) -> tuple[int, Epoch]:
